@@ -148,7 +148,7 @@ VERIFY = {"token": verify_token, "block": verify_block}
 
 def expected_tokens(alpha, gamma):
     """Tokens per target pass: (1 - α^(γ+1)) / (1 - α), if acceptances are i.i.d. (L, equation 1)."""
-    return sum(alpha ** i for i in range(gamma + 1))
+    return gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
 def expected_speedup(alpha, gamma, c, v):
