@@ -88,23 +88,22 @@ def check_room(target, tokens, max_new):
 class Round:
     """What one pass of the target brought. Text, streaming, trace and bench are all made from these."""
     drafted: list  # ids that the drafter proposed
-    accepted: int  # how many of them stand
-    next: int  # the target's own token after them
-    new: list  # ids that joined the text: accepted + 1, or fewer where the text ends among them
+    accepted: int  # how many of them joined the text
+    new: list  # all ids that joined it: the accepted ones and the target's own, unless the text ends before that
     p: torch.Tensor  # (γ+1, V)
     q: torch.Tensor  # (γ, V)
     cache: tuple  # tokens in the target's cache before the pass, after it, and after the rollback
 
     @property
-    def tested(self):
-        """Drafts up to the first rejection, that one included. accepted / tested estimates alpha."""
-        return min(self.accepted + 1, len(self.drafted))
+    def writers(self):
+        """Who wrote each token of `new`: "draft", then "correction" after a rejection or "bonus" without one."""
+        own = "correction" if self.accepted < len(self.drafted) else "bonus"
+        return ["draft"] * self.accepted + [own] * (len(self.new) - self.accepted)
 
     @property
-    def writers(self):
-        """Who wrote each token of `new`."""
-        last = "correction" if self.accepted < len(self.drafted) else "bonus"
-        return (["draft"] * self.accepted + [last])[:len(self.new)]
+    def tested(self):
+        """Drafts up to the first rejection, that one included. accepted / tested estimates alpha."""
+        return self.accepted + self.writers.count("correction")
 
 
 @torch.inference_mode()
@@ -134,10 +133,10 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
             new = new[:new.index(eos) + 1]
         tokens += new
 
-        # 5. Roll the cache back to what is still true. The last token has not been fed to anyone.
+        # 5. Roll the cache back to what is still true of the text. Its last token has not been fed yet.
         fed = cache.length
         cache.length = min(fed, len(tokens) - 1)
-        yield Round(drafts, n, token, new, p, q, (before, fed, cache.length))
+        yield Round(drafts, min(n, len(new)), new, p, q, (before, fed, cache.length))
         if new[-1] == eos:
             return
 
