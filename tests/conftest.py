@@ -1,0 +1,15 @@
+"""Set up for all tests: where the modules are, and how hard Hypothesis searches."""
+
+import os
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+# No deadlines: the first call into torch is slow, and a machine may be busy. "suite" draws the same
+# examples each time; "long" draws fresh ones, many more: HYPOTHESIS_PROFILE=long python -m pytest
+settings.register_profile("suite", max_examples=60, derandomize=True, deadline=None, database=None)
+settings.register_profile("long", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
