@@ -31,7 +31,7 @@ class KVCache:
     def __init__(self, model):
         config, weight = model.config, model.embed
         shape = (config.n_layer, 2, 1, config.n_head, config.context, config.n_embd // config.n_head)
-        self.keys_values = torch.zeros(shape, dtype=attention_dtype(weight.dtype), device=weight.device)
+        self.keys_values = torch.empty(shape, dtype=attention_dtype(weight.dtype), device=weight.device)
         self.length = 0
 
 

@@ -50,7 +50,7 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
     if top_k is None and top_p == 1:
         return z.softmax(-1)
 
-    ranked, order = z.sort(-1, descending=True, stable=True)
+    ranked, order = z.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         ranked[..., top_k:] = -math.inf
     probs = ranked.softmax(-1)

@@ -35,15 +35,16 @@ class Preset:
     vocab_size: int
     target: dict  # shapes, as in model.Config
     draft: dict
-    steps: tuple  # of training the target, training the draft, distilling the draft
-    minutes: tuple  # the most that each may take: a slower machine does fewer steps
+    steps: tuple  # of training the target, training the draft, the target's opinions, distilling the draft
+    minutes: tuple  # the most that each of the four may take: a slower machine does fewer steps
     batch: int = 16  # windows a step
     window: int = 128  # tokens a window; attention by distance carries over to longer texts
 
 
+# A deep target and a shallow draft: depth costs time a pass, and the draft's share of a round, c, is small.
 PRESETS = {
-    "tiny": Preset(512, dict(n_layer=12, n_embd=256), dict(n_layer=1, n_embd=128), (450, 600, 600), (2.8, 0.8, 0.8)),
-    "base": Preset(512, dict(n_layer=16, n_embd=384, n_head=6), dict(n_layer=1, n_embd=128), (1000, 1000, 1000), (22, 2, 4)),
+    "tiny": Preset(512, dict(n_layer=16, n_embd=192), dict(n_layer=1, n_embd=128), (400, 300, 240, 1200), (2.6, 0.2, 0.6, 1.0)),
+    "base": Preset(512, dict(n_layer=32, n_embd=256), dict(n_layer=2, n_embd=128), (1000, 400, 300, 6000), (21.5, 0.4, 1.5, 5.0)),
 }
 
 
@@ -181,16 +182,14 @@ def cross_entropy(model, windows):
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
-def total_variation(draft, target, windows):
+def total_variation(draft, windows, p):
     """Mean over contexts of 1 - Σ min(p, q): one minus the acceptance rate (L, Corollary 3.6)."""
-    with torch.no_grad():
-        p = target(windows[:, :-1]).float().softmax(-1)
     q = draft(windows[:, :-1]).float().softmax(-1)
-    return 1 - torch.minimum(p, q).sum(-1).mean()
+    return 1 - torch.minimum(p.float(), q).sum(-1).mean()
 
 
-def fit(label, model, loss_of, data, preset, steps, seconds, seed):
-    """Minimise loss_of(windows) for `steps` steps, or until `seconds` have passed if that is sooner.
+def fit(label, model, draw, loss_of, steps, seconds, seed):
+    """Minimise loss_of(model, *draw(generator)) for `steps` steps, or until `seconds` have passed if that is sooner.
 
     Muon for the matrices inside the blocks, AdamW for the two embeddings. The learning rate stays at
     its peak for a third of the way, then falls to 0 on a straight line, whichever end comes first.
@@ -201,21 +200,36 @@ def fit(label, model, loss_of, data, preset, steps, seconds, seed):
     adam = torch.optim.AdamW([model.embed, model.unembed], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
     peaks = [(group, group["lr"]) for optimizer in (muon, adam) for group in optimizer.param_groups]
     progress = Progress(label, steps, seconds)
-    for step in range(steps):
-        done = progress.done(step)
-        if done >= 1:
-            break
+    while (done := progress.done()) < 1:
         for group, peak in peaks:
             group["lr"] = peak * min(1, done / 0.02 + 0.1, (1 - done) / 0.67)
-        windows = draw_windows(data, preset.batch, preset.window, generator).to(device)
+        batch = [part.to(device) for part in draw(generator)]
         with reduced_precision(device):
-            loss = loss_of(windows)
+            loss = loss_of(model, *batch)
         loss.backward()
         for optimizer in (muon, adam):
             optimizer.step()
             optimizer.zero_grad()
-        progress.show(step + 1, loss.item(), preset.batch * preset.window)
-    progress.end()
+        progress.step(batch[0][:, 1:].numel(), loss.item())
+
+
+@torch.no_grad()
+def opinions(target, draw, steps, seconds, seed):
+    """Windows of text with the target's p after each of their tokens, for the draft to imitate.
+
+    Returns (N, window + 1) ids and (N, window, V) probabilities in float16. Asking the target is the
+    dear part of distillation, so it is done once and the draft goes over the answers many times.
+    """
+    device = target.embed.device
+    generator = torch.Generator().manual_seed(seed)
+    progress, windows, p = Progress("target's opinions", steps, seconds), [], []
+    while progress.done() < 1:
+        (some,) = draw(generator)
+        with reduced_precision(device):
+            p.append(target(some[:, :-1].to(device)).float().softmax(-1).half().cpu())
+        windows.append(some)
+        progress.step(some[:, 1:].numel())
+    return torch.cat(windows), torch.cat(p)
 
 
 def reduced_precision(device):
@@ -242,26 +256,27 @@ class Progress:
     def __init__(self, label, steps, seconds):
         self.label, self.steps, self.seconds = label, steps, seconds
         self.began = self.shown = time.perf_counter()
+        self.taken = self.tokens = 0
         self.loss = None
 
-    def done(self, step):
+    def done(self):
         """The part of the way behind us, in steps or in time, whichever is further."""
-        return max(step / self.steps, (time.perf_counter() - self.began) / self.seconds)
+        return max(self.taken / self.steps, (time.perf_counter() - self.began) / self.seconds)
 
-    def show(self, step, loss, tokens):
-        self.loss = loss if self.loss is None else 0.95 * self.loss + 0.05 * loss
-        now = time.perf_counter()
-        terminal = sys.stdout.isatty()
-        if now - self.shown < (0.5 if terminal else 15) and step < self.steps:
+    def step(self, tokens, loss=None):
+        self.taken += 1
+        self.tokens += tokens
+        if loss is not None:
+            self.loss = loss if self.loss is None else 0.95 * self.loss + 0.05 * loss
+        terminal, now, done = sys.stdout.isatty(), time.perf_counter(), self.done()
+        if now - self.shown < (0.5 if terminal else 15) and done < 1:
             return
         self.shown, elapsed = now, now - self.began
-        left = elapsed * (1 / self.done(step) - 1)
-        print(f"{self.label:<18} step {step}/{self.steps}  loss {self.loss:.3f}  {step * tokens / elapsed:,.0f} tokens/s  "
-              f"{left // 60:.0f}:{left % 60:02.0f} left ", end="\r" if terminal else "\n", flush=True)
-
-    def end(self):
-        if sys.stdout.isatty():
-            print()
+        left = max(0, elapsed / done - elapsed)
+        loss = f"  loss {self.loss:.3f}" if self.loss is not None else ""
+        line = (f"{self.label:<18} step {self.taken}/{self.steps}{loss}  {self.tokens / elapsed:,.0f} tokens/s  "
+                f"{left // 60:.0f}:{left % 60:02.0f} left")
+        print(f"\r{line:<78}" if terminal else line, end="\n" if done >= 1 or not terminal else "", flush=True)
 
 
 @torch.no_grad()
@@ -306,16 +321,22 @@ def train_pair(preset, documents, device, seed=0):
     def model(shape):
         return GPT(Config(encoding.n_vocab, tokenizer=encoding.name, **shape), seed).to(device)
 
-    def phase(i, label, model, loss_of):
-        fit(label, model, loss_of, data, preset, preset.steps[i], preset.minutes[i] * 60, seed)
-        return bits_per_byte(model, held_out, sizes)
+    def windows_of_text(generator):
+        return (draw_windows(data, preset.batch, preset.window, generator),)
 
-    target, draft = model(preset.target), model(preset.draft)
-    bits = {
-        "target": phase(0, "target", target, lambda windows: cross_entropy(target, windows)),
-        "draft before distillation": phase(1, "draft", draft, lambda windows: cross_entropy(draft, windows)),
-        "draft": phase(2, "draft, distilling", draft, lambda windows: total_variation(draft, target, windows)),
-    }
+    def opinions_of_target(generator):
+        some = torch.randint(len(windows), (preset.batch,), generator=generator)
+        return windows[some], p[some]
+
+    limits = [(steps, 60 * minutes, seed) for steps, minutes in zip(preset.steps, preset.minutes)]
+    target, draft, bits = model(preset.target), model(preset.draft), {}
+    fit("target", target, windows_of_text, cross_entropy, *limits[0])
+    bits["target"] = bits_per_byte(target, held_out, sizes)
+    fit("draft", draft, windows_of_text, cross_entropy, *limits[1])
+    bits["draft before distillation"] = bits_per_byte(draft, held_out, sizes)
+    windows, p = opinions(target, windows_of_text, *limits[2])
+    fit("draft, distilling", draft, opinions_of_target, total_variation, *limits[3])
+    bits["draft"] = bits_per_byte(draft, held_out, sizes)
     print("held-out bits per byte: " + ", ".join(f"{name} {value:.3f}" for name, value in bits.items()))
     return Pair(target, draft, encoding, bits, excerpts("".join(held_out_part)))
 
