@@ -54,15 +54,17 @@ def attention_bias(n_head, context):
 
 
 def linear(x, weight):
-    """x @ weight.T, by the faster of two roads: x (1, T, in), weight (out, in) -> (1, T, out).
+    """x @ weight.T for x (..., in) and weight (out, in), -> (..., out), by a road that suits a few rows.
 
-    A pass over a few rows should cost what one row costs, since either way the weights are read once.
-    On a CPU in float32 the library's product for 2 to 8 rows is slower than that; the same product,
-    transposed, is not.
+    A pass over a few rows should take what one row takes, since the weights are read once either way. The
+    CPU library's float32 product is slower than that for 2 to 8 rows, and for one row of a large matrix;
+    transposed, and with the one row twice, it is not.
     """
-    if 2 <= x.shape[1] <= 8 and x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled():
-        return (weight @ x[0].T).T[None]
-    return F.linear(x, weight)
+    rows = x.numel() // x.shape[-1]
+    if x.dtype != torch.float32 or x.is_cuda or rows > 8 or (rows == 1 and weight.numel() <= 2 ** 16):
+        return F.linear(x, weight)
+    columns = x.reshape(rows, -1).repeat(2 if rows == 1 else 1, 1).T  # (in, rows)
+    return (weight @ columns).T[:rows].reshape(*x.shape[:-1], -1)
 
 
 def norm(x):

@@ -93,7 +93,7 @@ def residual(p, q):
 def next_token(p, q, keep, n, choose):
     """The token after n accepted drafts: a correction after a rejection, else the bonus.
 
-    keep is P(the first n drafts survive | drafts), 1 for the token rule. One line serves both cases,
+    keep is P(the first n drafts stand | those drafts), 1 for the token rule. One line serves both cases,
     since q of the bonus position is a row of zeros and what it leaves uncovered is all of p.
     """
     q = torch.cat([q, torch.zeros_like(p[:1])])  # (γ+1, V)
@@ -120,16 +120,21 @@ def verify_token(p, q, drafted, choose):
     return n, next_token(p, q, 1.0, n, choose)
 
 
+def block_keep(p, q, drafted):
+    """keep[i] = P(at least i drafts stand | the first i drafts), of the block rule: -> (γ+1,)."""
+    keep = [torch.ones_like(p[0, 0])]
+    for ratio in ratios(p, q, drafted):
+        keep.append((keep[-1] * ratio).clamp(max=1))
+    return torch.stack(keep)
+
+
 def verify_block(p, q, drafted, choose):
     """The block rule: one decision for the whole run (Sun et al. 2024, arXiv 2403.10444, Algorithm 2).
 
     Same signature and law as verify_token. It accepts at least as many drafts on average, since a
     token that p likes more than q does makes up for one before it that p likes less.
     """
-    keep = [torch.ones_like(p[0, 0])]  # keep[i] = P(at least i drafts stand | drafts)
-    for ratio in ratios(p, q, drafted):
-        keep.append((keep[-1] * ratio).clamp(max=1))
-    keep = torch.stack(keep)  # (γ+1,)
+    keep = block_keep(p, q, drafted)
     # Z_i: the target's probability at position i+1 that draft i+1 could not cover, for 0 < i < γ.
     Z = (keep[1:-1, None] * p[1:-1] - q[1:]).clamp(min=0).sum(-1)  # (γ-1,)
     stop = torch.where(Z > 0, Z / (Z + 1 - keep[1:-1]), 0)

@@ -16,6 +16,7 @@ import argparse
 import bisect
 import codecs
 import functools
+import html
 import json
 import os
 import statistics
@@ -27,9 +28,8 @@ from pathlib import Path
 import torch
 
 from model import KVCache
-from sampling import VERIFY, chooser, expected_speedup, expected_tokens, verify_token, warp
-from train_tiny import (CHECKPOINTS, PRESETS, fail, load_pair, pair_path, pick_device, read_documents, save_pair,
-                        standard_library, train_pair)
+from sampling import VERIFY, block_keep, chooser, expected_speedup, verify_token, warp
+from train_tiny import CHECKPOINTS, PRESETS, fail, load_pair, pair_path, pick_device, read_documents, standard_library, train_and_keep
 
 
 # ---------------------------------------------------------------- plain decoding, the baseline
@@ -189,7 +189,7 @@ def continuation(tokens):
     return tokens[earlier(n) + n:] if n else []
 
 
-# ---------------------------------------------------------------- running and timing
+# ---------------------------------------------------------------- a run, put together from names
 
 def seeded(device, seed):
     """A `choose` with a random stream of its own."""
@@ -211,6 +211,69 @@ def decode_speculative(pair, tokens, max_new, gamma, warp, seed, drafter="model"
     choose = seeded(pair.target.embed.device, seed)
     return speculative(pair.target, propose, tokens, max_new, gamma, warp, choose, VERIFY[verify], eos)
 
+
+# ---------------------------------------------------------------- generate: one text, both ways
+
+COLOURS = {"draft": "32", "correction": "31", "bonus": "34"}  # green, red, blue
+
+
+def coloured(text, mark):
+    """The text in the colour of its writer or verdict on a terminal, as it is elsewhere or where NO_COLOR is set."""
+    writer = {"accepted": "draft", "rejected": "correction"}.get(mark, mark)
+    if writer not in COLOURS or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{COLOURS[writer]}m{text}\x1b[0m"
+
+
+def speller(encoding):
+    """spell(token, final=False) -> its text. A token may end inside a character, which then comes with the next."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def spell(token, final=False):
+        return decoder.decode(b"" if token == encoding.eot_token else encoding.decode_single_token_bytes(token), final)
+
+    return spell
+
+
+def stream(prompt, rounds, encoding):
+    """Print the prompt, then each round as it comes, each token coloured by who wrote it."""
+    print(prompt, end="", flush=True)
+    spell = speller(encoding)
+    for one in rounds:
+        print("".join(coloured(spell(token), writer) for token, writer in zip(one.new, one.writers)), end="", flush=True)
+    print(spell(encoding.eot_token, final=True))
+
+
+def prompt_and_rounds(pair, options, warp):
+    """(prompt, its tokens, the rounds that continue it), as the command line asks."""
+    prompt = pair.prompts[0] if options.prompt is None else options.prompt
+    tokens = pair.encoding.encode_ordinary(prompt) or [pair.encoding.eot_token]
+    check_room(pair.target, tokens, options.max_new)
+    return prompt, tokens, decode_speculative(pair, tokens, options.max_new, options.gamma, warp, options.seed,
+                                              options.drafter, options.verify, pair.encoding.eot_token)
+
+
+def generate(pair, options, warp):
+    """Stream one text, then time both ways of decoding it and print the comparison. Returns the figures."""
+    prompt, tokens, rounds = prompt_and_rounds(pair, options, warp)
+    stream(prompt, rounds, pair.encoding)
+    if options.max_new == 0:
+        return {}
+    (row,) = measure(pair, [tokens], options.max_new, [options.gamma], warp, options.seed,
+                     options.drafter, options.verify, pair.encoding.eot_token)
+    print(f"""
+               tokens/s   new tokens   target passes   tokens/pass   accepted/tested
+plain        {row["plain_tokens_per_s"]:10.0f} {row["plain_new_tokens"]:12} {row["plain_new_tokens"]:15} {1:13.2f}
+speculative  {row["speculative_tokens_per_s"]:10.0f} {row["new_tokens"]:12} {row["passes"]:15} {row["tokens_per_pass"]:13.2f} {row["accepted"]:>11}/{row["tested"]}
+speedup {row["speedup"]:.2f}x ({row["speedup_min"]:.2f} to {row["speedup_max"]:.2f} in 3 runs); theory predicts {row["predicted"]:.2f}x \
+from alpha {row["alpha"]:.2f}, c {row["c"]:.3f}, v {row["v"]:.2f}""")
+    corrections = row["tested"] - row["accepted"]
+    written = {"draft": row["accepted"], "correction": corrections, "bonus": row["new_tokens"] - row["accepted"] - corrections}
+    print("written by: " + ", ".join(coloured(f"{writer} {count}", writer) for writer, count in written.items()))
+    return row
+
+
+# ---------------------------------------------------------------- timing
 
 def synchronize(device):
     """Wait until the device has done all that it was given: without this a clock times the giving."""
@@ -298,7 +361,7 @@ def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify=
             "drafter": drafter, "verify": verify, "temperature": warp.keywords["temperature"], "gamma": gamma,
             **counts[gamma],
             "tokens_per_pass": counts[gamma]["new_tokens"] / counts[gamma]["passes"],
-            "plain_tokens_per_s": statistics.median(plain_rates),
+            "plain_new_tokens": sum(map(len, texts)), "plain_tokens_per_s": statistics.median(plain_rates),
             "speculative_tokens_per_s": statistics.median(rates[gamma]),
             "speedup": statistics.median(speedups), "speedup_min": min(speedups), "speedup_max": max(speedups),
             **prediction(pair, prompts[0], counts[gamma], gamma, warp, drafter, verify),
@@ -314,66 +377,333 @@ def prediction(pair, tokens, counts, gamma, warp, drafter, verify):
     return {"alpha": alpha, "c": c, "v": v, "predicted": expected_speedup(alpha, drafts, c, v)}
 
 
-# ---------------------------------------------------------------- generate: one text, both ways
+# ---------------------------------------------------------------- bench: where the time goes
 
-COLOURS = {"draft": "32", "correction": "31", "bonus": "34"}  # green, red, blue
+def bench(pair, options, warp_at):
+    """Print the tables and return every figure. warp_at(temperature=...) is a warp."""
+    target, draft, device = pair.target, pair.draft, pair.target.embed.device
+    room = target.config.context // 2
+    prompts = [pair.encoding.encode_ordinary(prompt)[:room] for prompt in pair.prompts]
+    max_new = min(64, room)
+    figures = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+               "dtype": str(target.embed.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
+    for name, model in (("target", target), ("draft", draft)):
+        figures[name] = {"parameters": sum(w.numel() for w in model.parameters()), "bits_per_byte": pair.bits_per_byte[name],
+                         "dtype": str(model.embed.dtype).removeprefix("torch.")}
+    print("\n".join(f"{name}: {value}" for name, value in figures.items()))
+
+    figures |= bottleneck(target)
+    figures["c"], figures["v"] = step_costs(pair, prompts[0], 4, warp_at(temperature=1.0), repeats=100)
+    figures["rows"] = []
+    for drafter, verify, temperature in (("model", "token", 1.0), ("model", "block", 1.0), ("model", "token", 0.0),
+                                         ("lookup", "token", 1.0), ("lookup", "token", 0.0)):
+        rows = measure(pair, prompts, max_new, range(1, 9), warp_at(temperature=temperature), options.seed, drafter, verify)
+        print_rows(rows)
+        figures["rows"] += rows
+    first = figures["rows"][3]  # the draft model, the token rule, temperature 1, gamma 4
+    figures["alpha"] = first["alpha"]
+    print(f"\non held-out prompts at temperature 1 and gamma 4: alpha {first['alpha']:.3f}, c {figures['c']:.3f}, v {figures['v']:.3f}")
+    print("Where q is one-hot (temperature 0, lookup) the block rule is the token rule.")
+    return figures
 
 
-def coloured(text, writer):
-    """The text in its writer's colour on a terminal, as it is elsewhere or where NO_COLOR is set."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
-        return text
-    return f"\x1b[{COLOURS[writer]}m{text}\x1b[0m"
+@torch.inference_mode()
+def bottleneck(target):
+    """Time of a target pass against the rows it carries, and against the tokens in the cache before it."""
+    config, device, cache = target.config, target.embed.device, KVCache(target)
+    moved = sum(w.numel() * w.element_size() for w in target.parameters()) - target.embed.numel() * target.embed.element_size()
+
+    def pass_ms(rows, cached):
+        ids = torch.zeros(1, rows, dtype=torch.long, device=device)
+
+        def one_pass():
+            cache.length = cached
+            target(ids, cache)
+
+        return statistics.median(clock(device, one_pass)[1] for _ in range(60)) * 1000
+
+    quarter = config.context // 4
+    pass_ms(1, quarter)  # warm up
+    by_rows = {rows: pass_ms(rows, quarter) for rows in (1, 2, 4, 8, 16) if rows <= quarter}
+    print(f"\nOne target pass with {quarter} tokens cached. It reads {moved / 1e6:.1f} MB of weights, however many rows it carries:")
+    for rows, ms in by_rows.items():
+        print(f"{rows:4} rows {ms:8.2f} ms {moved / ms / 1e6:8.1f} GB/s   {bar(ms / by_rows[1])} {ms / by_rows[1]:.2f}")
+    by_length = {cached: pass_ms(1, cached) for cached in (0, quarter, 2 * quarter, 3 * quarter, config.context - 1)}
+    size = cache.keys_values.numel() * cache.keys_values.element_size()
+    print(f"\nOne row against the tokens in the cache, which takes {size / 1e6:.1f} MB whatever it holds:")
+    for cached, ms in by_length.items():
+        print(f"{cached:4} cached {ms:6.2f} ms   {bar(ms / by_rows[1])}")
+    return {"pass_ms": by_rows, "pass_ms_by_length": by_length}
 
 
-def stream(prompt, rounds, encoding):
-    """Print the prompt, then each round as it comes, coloured by who wrote what. Returns the rounds."""
-    print(prompt, end="", flush=True)
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end inside a character
-    done = []
+def bar(ratio):
+    return "█" * round(10 * ratio)
+
+
+def print_rows(rows):
+    """A table of one drafter, rule and temperature, with the best gamma by measurement and by theory."""
+    first = rows[0]
+    print(f"\ndrafter {first['drafter']}, verify {first['verify']}, temperature {first['temperature']:g}, "
+          f"{first['new_tokens']} new tokens, plain {first['plain_tokens_per_s']:.0f} tokens/s")
+    print("gamma  tokens/pass  accepted/tested    c     v   tokens/s  predicted  speedup (least to most)")
+    for row in rows:
+        print(f"{row['gamma']:5}{row['tokens_per_pass']:13.2f}{row['alpha']:17.3f}{row['c']:8.3f}{row['v']:6.2f}"
+              f"{row['speculative_tokens_per_s']:9.0f}{row['predicted']:11.2f}{row['speedup']:9.2f}"
+              f" ({row['speedup_min']:.2f} to {row['speedup_max']:.2f})  {bar(row['speedup'])}")
+    best, foretold = (max(rows, key=lambda row: row[key]) for key in ("speedup", "predicted"))
+    print(f"best gamma: {best['gamma']} measured ({best['speedup']:.2f}x), {foretold['gamma']} by theory ({foretold['predicted']:.2f}x)")
+
+
+# ---------------------------------------------------------------- trace: one round at a time
+
+def visible(text):
+    """Text on one line, with a sign for each line break and an escape for what does not print."""
+    return "".join(c if c.isprintable() else "⏎" if c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(token, encoding):
+    """A token in a table: spaces as dots, and half a character as \\xNN."""
+    return visible(encoding.decode_single_token_bytes(token).decode("utf-8", "backslashreplace")).replace(" ", "·")
+
+
+def explain(one, verify, encoding):
+    """How a round was decided, as two tables {title: cells}: the drafts, and the token after them.
+
+    All randomness passes through choose. So the rule, run once more with a choose that knows how the coins
+    fell, tells what it asked for: the probabilities of the coins, then the distribution of the next token.
+    """
+    drafted = torch.tensor(one.drafted, dtype=torch.long, device=one.p.device)
+    rows, asked = torch.arange(len(drafted), device=one.p.device), []
+
+    def choose(probs):
+        asked.append(probs)
+        return (rows < one.accepted).long()
+
+    VERIFY[verify](one.p, one.q, drafted, choose)
+    coins, next_distribution = asked
+    chances, keep = {"min(1, p/q)": coins[:, 1].tolist()}, 1
+    if verify == "block":
+        keeps = block_keep(one.p, one.q, drafted).tolist()
+        chances, keep = {"keep_i": keeps[1:], "h_i": coins[:, 1].tolist()}, keeps[one.accepted]
+    fates = [fate(one, i, verify) for i in range(len(drafted))]
+    drafts = {"draft": [shown(x, encoding) for x in one.drafted],
+              "q(x)": one.q[rows, drafted].tolist(), "p(x)": one.p[rows, drafted].tolist(), **chances,
+              "coin": [coin for coin, _ in fates], "verdict": [verdict for _, verdict in fates]}
+    return drafts, candidates(one, next_distribution, keep, encoding)
+
+
+def fate(one, i, verify):
+    """How the coin of draft i fell, "-" where that changed nothing, and what became of the draft."""
+    if i < one.accepted:
+        # The block rule goes by the last coin that came up, whatever came before it.
+        decides = verify == "token" or i == one.accepted - 1 < len(one.new) - 1
+        return "1" if decides else "-", "accepted"
+    if one.accepted == len(one.new):
+        return "-", "after the end"
+    if verify == "token" and i > one.accepted:
+        return "-", "not tested"
+    return "0", "rejected"
+
+
+def candidates(one, next_distribution, keep, encoding, most=4):
+    """The likeliest tokens that the correction or bonus was drawn from, and the drawn one, as a table."""
+    n, token, writer = one.accepted, one.new[-1], one.writers[-1]
+    if writer == "draft":
+        return {}  # a draft ended the text
+    top = next_distribution.topk(min(most, len(next_distribution))).indices.tolist()
+    ids = [i for i in top if i == token or next_distribution[i] > 5e-4] + [token] * (token not in top)
+    table = {"next": [shown(i, encoding) for i in ids], "p": one.p[n, ids].tolist()}
+    if writer == "correction":
+        left = f"norm(max(0, {'' if keep == 1 else f'{keep:.3f} '}p - q))"
+        table |= {"q": one.q[n, ids].tolist(), left: next_distribution[ids].tolist()}
+    return table | {"drawn": [writer if i == token else "" for i in ids]}
+
+
+def score(rounds):
+    """The figures of these rounds, each by its name."""
+    counts = tally(rounds)
+    return {"tokens": counts["new_tokens"], "target passes": counts["passes"],
+            "tokens a pass": f"{counts['new_tokens'] / max(1, counts['passes']):.2f}",
+            "accepted/tested": f"{counts['accepted']}/{counts['tested']}"}
+
+
+def sentences(rounds):
+    """The last of these rounds, the cache in it, and the score so far."""
+    one = rounds[-1]
+    end = "which ends the text" if one.writers[-1] == "draft" else f"then a {one.writers[-1]}"
+    return (f"round {len(rounds)}: {len(one.drafted)} drafted, {one.accepted} accepted, {end}",
+            "target's cache: {} tokens before the pass, {} after it, {} after the rollback".format(*one.cache),
+            "so far: " + ", ".join(f"{value} {name}" for name, value in score(rounds).items()))
+
+
+def trace(pair, options, warp):
+    """Tell every round on the screen, or write them to a page. Returns the counts."""
+    prompt, _, rounds = prompt_and_rounds(pair, options, warp)
+    rounds = list(rounds)
+    if options.trace is True:
+        for told in trace_text(prompt, rounds, pair.encoding, options.verify):
+            print(told)
+    else:
+        names = ("drafter", "verify", "gamma", "temperature", "top_k", "top_p", "seed")
+        page = trace_html(prompt, rounds, pair.encoding, {name: getattr(options, name) for name in names})
+        Path(options.trace).write_text(page, encoding="utf-8")
+        print(f"wrote {options.trace}: open it in a browser")
+    return tally(rounds)
+
+
+def trace_text(prompt, rounds, encoding, verify):
+    """Yields each round as text: the context, the drafts and their coins, the token after them, the score."""
+    text, spell, done = prompt, speller(encoding), []
     for one in rounds:
-        for token, writer in zip(one.new, one.writers):
-            if token != encoding.eot_token:
-                print(coloured(decoder.decode(encoding.decode_single_token_bytes(token)), writer), end="")
-        sys.stdout.flush()
         done.append(one)
-    print(decoder.decode(b"", final=True))
-    return done
+        summary, *rest = sentences(done)
+        context = "…" * (len(text) > 60) + visible(text[-60:])
+        tables = [line for table in explain(one, verify, encoding) for line in text_table(table)]
+        yield "\n    ".join([summary, context, *tables, *rest]) + "\n"
+        text += "".join(map(spell, one.new))
 
 
-def generate(pair, prompt, options, warp):
-    """Stream one text, then time both ways of decoding it and print the comparison. Returns the figures."""
-    eos = pair.encoding.eot_token
-    tokens = pair.encoding.encode_ordinary(prompt) or [eos]
-    how = dict(drafter=options.drafter, verify=options.verify, eos=eos)
-    stream(prompt, decode_speculative(pair, tokens, options.max_new, options.gamma, warp, options.seed, **how), pair.encoding)
-    if options.max_new == 0:
-        return {}
-    (row,) = measure(pair, [tokens], options.max_new, [options.gamma], warp, options.seed, **how)
-    print()
-    print(f"                 tokens/s   target passes   tokens/pass   accepted/tested")
-    print(f"plain          {row['plain_tokens_per_s']:10.0f}{'one a token':>16}{1:14.2f}")
-    print(f"speculative    {row['speculative_tokens_per_s']:10.0f}{row['passes']:16}{row['tokens_per_pass']:14.2f}"
-          f"{row['accepted']:>12}/{row['tested']} = {row['alpha']:.2f}")
-    print(f"speedup {row['speedup']:.2f}x ({row['speedup_min']:.2f} to {row['speedup_max']:.2f} in 3 runs); theory predicts "
-          f"{row['predicted']:.2f}x from alpha {row['alpha']:.2f}, c {row['c']:.3f}, v {row['v']:.2f} at gamma {row['gamma']}")
-    return row
+def text_table(table):
+    """Lines of text, coloured by their last cells. The last number of a line is what was drawn from: it gets a bar."""
+    if not any(table.values()):
+        return []  # no drafts in this round, or no token after them
+    columns = [[title, *(cell if isinstance(cell, str) else f"{cell:.3f}" for cell in cells)]
+               for title, cells in table.items()]
+    drawn_from = max(i for i, cells in enumerate(table.values()) if isinstance(cells[0], float))
+    columns[drawn_from][1:] = [f"{x} {'█' * round(20 * float(x))}" for x in columns[drawn_from][1:]]
+    widths = [max(map(len, column)) for column in columns]
+    head, *rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in zip(*columns)]
+    return [head] + [coloured(row, mark) for row, mark in zip(rows, columns[-1][1:])]
+
+
+def trace_html(prompt, rounds, encoding, settings):
+    """The same as one page that needs nothing else: the text by who wrote what, and each round behind its tokens.
+
+    settings: {name: value} for the heading, among them "verify".
+    """
+    rounds, spell = list(rounds), speller(encoding)
+    writers = [writer for one in rounds for writer in one.writers]
+    tokens = [token for one in rounds for token in one.new]
+    pieces = iter([spell(token, final=i == len(tokens)) for i, token in enumerate(tokens, 1)])
+    text = ""
+    for number, one in enumerate(rounds, 1):
+        spans = "".join(html_token(piece, writer) for writer, piece in zip(one.writers, pieces))
+        tables = "".join(map(html_table, explain(one, settings["verify"], encoding)))
+        summary, *rest = map(html.escape, sentences(rounds[:number]))
+        text += (f'<span class="round"><a href="#{number}">{spans}</a><section id="{number}"><nav>'
+                 f'<a href="#{max(1, number - 1)}">←</a><a href="#{min(len(rounds), number + 1)}">→</a><b>{summary}</b>'
+                 f'<a class="close" href="#0">×</a></nav>{tables}<p>{"<p>".join(rest)}</section></span>')
+    legend = [f'<span><span class="{writer}">{writer}</span> {writers.count(writer)}</span>' for writer in COLOURS]
+    figures = [f"<span><b>{value}</b> {name}</span>" for name, value in score(rounds).items()]
+    asked = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<title>Speculative decoding, round by round</title>
+<style>{STYLE}</style>
+<header><h1>Speculative decoding, round by round</h1>
+<p class="figures">{" ".join(figures)}
+<p>{html.escape(asked)}
+<p class="figures">{" ".join(legend)}
+<p>Choose a token to open its round. The keys ← and → go from round to round.</header>
+<main><i>{html.escape(prompt)}</i>{text}</main>
+<script>{SCRIPT}</script></html>
+"""
+
+
+def html_token(text, writer):
+    return f'<span class="{writer}{" line-break" * (chr(10) in text)}">{html.escape(text)}</span>'
+
+
+def html_table(table):
+    """A row takes the shade of its last cell; a number has a bar behind it."""
+    def cell(value):
+        if isinstance(value, str):
+            return f"<td>{html.escape(value)}</td>"
+        return f'<td class="number" style="--x:{value:.3f}">{value:.3f}</td>'
+
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in table)
+    rows = "".join(f'<tr class="{row[-1]}">{"".join(map(cell, row))}</tr>' for row in zip(*table.values()))
+    return f"<table><tr>{head}</tr>{rows}</table>" if rows else ""
+
+
+# Green, orange and blue that colour-blind readers can tell apart, and three kinds of underline. A round is
+# open while its number is the fragment of the address: at the side of a wide screen, at the foot of a narrow one.
+STYLE = """
+:root { color-scheme: light dark; --draft: 0 158 115; --correction: 213 94 0; --bonus: 0 114 178; --c: 128 128 128;
+  font: clamp(16px, 12px + .5vw, 26px)/1.6 system-ui, sans-serif; }
+@media (prefers-color-scheme: dark) { :root { --draft: 30 190 145; --correction: 255 140 60; --bonus: 90 175 245; } }
+body, h1 { margin: 0; }
+h1 { font-size: 1.1rem; }
+p { margin: .3rem 0; }
+header, main { padding: .6rem 1rem; }
+.figures > span { display: inline-block; margin-right: 1.2em; }
+.figures b { font-size: 1.4rem; }
+main, td:first-child { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+main { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.9; }
+main > i { font-style: normal; opacity: .7; }
+.draft, .accepted { --c: var(--draft); }
+.correction, .rejected { --c: var(--correction); }
+.bonus { --c: var(--bonus); }
+.round span, .figures span span { background: rgb(var(--c) / .2); padding: .15em 0; border-right: 1px solid Canvas; }
+span.draft { border-bottom: 2px solid rgb(var(--c)); }
+span.correction { border-bottom: 5px double rgb(var(--c)); }
+span.bonus { border-bottom: 3px dotted rgb(var(--c)); }
+.line-break::before { content: "⏎"; opacity: .5; }
+a { color: inherit; text-decoration: none; }
+.round > a { border-left: 2px solid rgb(var(--c)); padding: .15em 0; scroll-margin: 4rem 0 65vh; }
+.round > a:hover, .round:has(:target) > a { outline: 3px solid; }
+section { display: none; position: fixed; z-index: 1; inset: auto 0 0; max-height: 62vh; overflow: auto; padding: .4rem 1rem;
+  box-sizing: border-box; border-top: 3px solid; background: Canvas; font: .9rem/1.5 system-ui, sans-serif;
+  white-space: normal; overflow-wrap: normal; }
+section:target { display: block; }
+body:has(:target) main { padding-bottom: 65vh; }
+nav { display: flex; align-items: center; gap: .6em; }
+nav a { padding: 0 .6em; font-size: 1.4em; border: 1px solid rgb(var(--c)); border-radius: .3em; }
+nav b { flex: 1; }
+table { border-collapse: collapse; margin: .6rem 0; width: 100%; }
+th, td { padding: .1em .3em; text-align: left; }
+th { font-size: .85em; }
+td:first-child { overflow-wrap: anywhere; min-width: 3em; }
+td + td { white-space: nowrap; }
+td:last-child { color: rgb(var(--c)); font-weight: bold; }
+.number { background: linear-gradient(rgb(var(--c) / .3) 0 0) no-repeat 0 / calc(var(--x) * 100%); }
+@media (min-width: 60rem) {
+  header, main { margin-right: 45vw; }
+  section { inset: 0 0 0 auto; width: 45vw; max-height: none; border: 0; border-left: 3px solid; font-size: 1rem; }
+  body:has(:target) main { padding-bottom: .6rem; }
+  .round > a { scroll-margin: 4rem 0; }
+  .close { display: none; }
+  :root:not(:has(:target)) main > i + .round section { display: block; }
+}
+"""
+
+SCRIPT = """
+const show = () => document.getElementById(location.hash.slice(1))?.previousSibling.scrollIntoView({block: "nearest"});
+onload = onhashchange = show;
+onkeydown = event => {
+  const step = {ArrowLeft: -1, ArrowRight: 1}[event.key], to = (+location.hash.slice(1) || 1) + step;
+  if (step && !event.altKey && document.getElementById(to)) { location.replace("#" + to); event.preventDefault(); }
+};
+"""
 
 
 # ---------------------------------------------------------------- command line
 
 def main(arguments=None):
+    sys.stdout.reconfigure(errors="replace")  # a pipe may not be able to say every character
     options = parse(arguments)
     try:
         check(options)
-        device = pick_device(options.device)
-        pair = trained_pair(options, device)
-        warp_as_asked = functools.partial(warp, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
-        prompt = pair.prompts[0] if options.prompt is None else options.prompt
-        figures = generate(pair, prompt, options, warp_as_asked)
+        pair = trained_pair(options, pick_device(options.device))
+        warp_at = functools.partial(functools.partial, warp, top_k=options.top_k, top_p=options.top_p)
+        if options.bench:
+            figures = bench(pair, options, warp_at)
+        else:
+            figures = (trace if options.trace else generate)(pair, options, warp_at(temperature=options.temperature))
         if options.json:
             Path(options.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(fail(error))
     except KeyboardInterrupt:
         print("\ninterrupted")
@@ -385,12 +715,17 @@ def parse(arguments):
     parser.add_argument("prompt", nargs="?", help="text to continue (default: a piece of held-out text)")
     parser.add_argument("--max-new", type=int, default=200, metavar="N", help="tokens to write (default 200)")
     parser.add_argument("--gamma", type=int, default=4, help="tokens drafted in a round (default 4)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default 1)")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default 1)")
     parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens (default: all)")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens that add up to P (default 1)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
+                        help="keep the fewest likeliest tokens that add up to P (default 1: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--drafter", choices=("model", "lookup"), default="model", help="a small model, or the text so far")
     parser.add_argument("--verify", choices=tuple(VERIFY), default="token", help="token by token, or the run as a block")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--trace", nargs="?", const=True, metavar="FILE.html",
+                      help="tell every round, on the screen or as a page; write the prompt before it")
+    mode.add_argument("--bench", action="store_true", help="where the time goes, at gamma 1 to 8; takes minutes")
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
     parser.add_argument("--checkpoint", metavar="DIR", help="a pair trained by train_tiny.py (default: checkpoints/tiny)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
@@ -404,6 +739,8 @@ def check(options):
         raise ValueError(f"gamma must be at least 1, not {options.gamma}")
     if options.max_new < 0:
         raise ValueError(f"max-new must be at least 0, not {options.max_new}")
+    if isinstance(options.trace, str) and not options.trace.endswith(".html"):
+        raise ValueError(f"--trace writes to a file that ends in .html, not {options.trace!r}: a prompt goes before --trace")
     warp(torch.zeros(1), options.temperature, options.top_k, options.top_p)
 
 
@@ -413,8 +750,7 @@ def trained_pair(options, device):
     directory = options.checkpoint or CHECKPOINTS / "tiny"
     if options.checkpoint is None and not pair_path(directory).exists():
         print("no trained pair yet: training one, at most 5 minutes, once")
-        pair = train_pair(PRESETS["tiny"], read_documents(standard_library()), device)
-        print(f"kept in {save_pair(pair, directory)}\n")
+        train_and_keep(PRESETS["tiny"], read_documents(standard_library()), device, directory)
     return load_pair(directory, device, dtype)
 
 

@@ -44,7 +44,7 @@ class Preset:
 # A deep target and a shallow draft: depth costs time a pass, and the draft's share of a round, c, is small.
 PRESETS = {
     "tiny": Preset(512, dict(n_layer=16, n_embd=192), dict(n_layer=1, n_embd=128), (400, 300, 240, 1200), (2.6, 0.2, 0.6, 1.0)),
-    "base": Preset(512, dict(n_layer=32, n_embd=256), dict(n_layer=2, n_embd=128), (1000, 400, 300, 6000), (21.5, 0.4, 1.5, 5.0)),
+    "base": Preset(512, dict(n_layer=32, n_embd=256), dict(n_layer=2, n_embd=128), (800, 300, 300, 5000), (21.0, 0.4, 1.6, 5.0)),
 }
 
 
@@ -411,16 +411,20 @@ def main(arguments=None):
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    out = options.out or CHECKPOINTS / options.preset
     try:
-        device = pick_device(options.device)
-        pair = train_pair(PRESETS[options.preset], read_documents(options.data or standard_library()), device, options.seed)
-        print(f"kept in {save_pair(pair, out)}")
-    except ValueError as error:
+        train_and_keep(PRESETS[options.preset], read_documents(options.data or standard_library()),
+                       pick_device(options.device), options.out or CHECKPOINTS / options.preset, options.seed)
+    except (ValueError, OSError) as error:
         sys.exit(fail(error))
+
+
+def train_and_keep(preset, documents, device, directory, seed=0):
+    """Train a pair and save it. A Ctrl-C on the way says what is left and ends the program."""
+    try:
+        print(f"kept in {save_pair(train_pair(preset, documents, device, seed), directory)}")
     except KeyboardInterrupt:
-        kept = "the earlier pair there is whole" if pair_path(out).exists() else "there is no pair yet"
-        print(f"\ninterrupted: nothing was written to {out}; {kept}")
+        earlier = "the earlier pair there is whole" if pair_path(directory).exists() else "there is no pair there yet"
+        print(f"\ninterrupted: nothing was written to {directory}; {earlier}")
         sys.exit(130)
 
 
