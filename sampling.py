@@ -137,7 +137,7 @@ def verify_block(p, q, drafted, choose):
     keep = block_keep(p, q, drafted)
     # Z_i: the target's probability at position i+1 that draft i+1 could not cover, for 0 < i < γ.
     Z = (keep[1:-1, None] * p[1:-1] - q[1:]).clamp(min=0).sum(-1)  # (γ-1,)
-    stop = torch.where(Z > 0, Z / (Z + 1 - keep[1:-1]), 0)
+    stop = torch.where(Z > 0, Z / (Z + (1 - keep[1:-1])), 0)
     stop = torch.cat([stop, keep[1:][-1:]])  # (γ,) the run of all γ stands with probability keep[γ]
     coins = choose(torch.stack([1 - stop, stop], -1))
     # The LARGEST i whose coin comes up, 0 if none does.

@@ -338,13 +338,15 @@ def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify=
     device = pair.target.embed.device
     jobs = list(enumerate(prompts, seed))  # another seed for each prompt
 
-    def plainly():
-        return [list(decode_plain(pair, tokens, max_new, warp, s, eos)) for s, tokens in jobs]
+    def plainly(new=max_new):
+        return [list(decode_plain(pair, tokens, new, warp, s, eos)) for s, tokens in jobs]
 
-    def speculatively(gamma):
+    def speculatively(gamma, new=max_new):
         return [one for s, tokens in jobs
-                for one in decode_speculative(pair, tokens, max_new, gamma, warp, s, drafter, verify, eos)]
+                for one in decode_speculative(pair, tokens, new, gamma, warp, s, drafter, verify, eos)]
 
+    few = min(8, max_new)
+    plainly(few), [speculatively(gamma, few) for gamma in gammas]  # the first runs of each shape are slow: not timed
     plain_rates, rates, counts = [], {gamma: [] for gamma in gammas}, {}
     for _ in range(repeats):
         texts, seconds = clock(device, plainly)
@@ -381,30 +383,36 @@ def prediction(pair, tokens, counts, gamma, warp, drafter, verify):
 
 def bench(pair, options, warp_at):
     """Print the tables and return every figure. warp_at(temperature=...) is a warp."""
-    target, draft, device = pair.target, pair.draft, pair.target.embed.device
-    room = target.config.context // 2
-    prompts = [pair.encoding.encode_ordinary(prompt)[:room] for prompt in pair.prompts]
-    max_new = min(64, room)
+    device, half = pair.target.embed.device, pair.target.config.context // 2
+    # Short prompts of one length: reading them costs both ways the same, and it is decoding that is compared.
+    prompts = [pair.encoding.encode_ordinary(prompt)[:min(32, half)] for prompt in pair.prompts[:4]]
     figures = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-               "dtype": str(target.embed.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
-    for name, model in (("target", target), ("draft", draft)):
-        figures[name] = {"parameters": sum(w.numel() for w in model.parameters()), "bits_per_byte": pair.bits_per_byte[name],
-                         "dtype": str(model.embed.dtype).removeprefix("torch.")}
-    print("\n".join(f"{name}: {value}" for name, value in figures.items()))
+               "dtype": dtype_name(pair.target), "threads": torch.get_num_threads()}
+    print("{device}, {dtype}, {threads} threads".format(**figures))
+    for name, model in (("target", pair.target), ("draft", pair.draft)):
+        figures[name] = {"parameters": sum(w.numel() for w in model.parameters()), "dtype": dtype_name(model),
+                         "layers": model.config.n_layer, "width": model.config.n_embd,
+                         "bits_per_byte": pair.bits_per_byte[name]}
+        print(name + ": {parameters:,} parameters in {dtype}, {layers} layers of width {width}, "
+              "{bits_per_byte:.3f} bits per byte held out".format(**figures[name]))
+    figures |= bottleneck(pair.target)
 
-    figures |= bottleneck(target)
-    figures["c"], figures["v"] = step_costs(pair, prompts[0], 4, warp_at(temperature=1.0), repeats=100)
     figures["rows"] = []
     for drafter, verify, temperature in (("model", "token", 1.0), ("model", "block", 1.0), ("model", "token", 0.0),
                                          ("lookup", "token", 1.0), ("lookup", "token", 0.0)):
-        rows = measure(pair, prompts, max_new, range(1, 9), warp_at(temperature=temperature), options.seed, drafter, verify)
+        rows = measure(pair, prompts, min(128, half), range(1, 9), warp_at(temperature=temperature), options.seed, drafter, verify)
         print_rows(rows)
         figures["rows"] += rows
-    first = figures["rows"][3]  # the draft model, the token rule, temperature 1, gamma 4
-    figures["alpha"] = first["alpha"]
-    print(f"\non held-out prompts at temperature 1 and gamma 4: alpha {first['alpha']:.3f}, c {figures['c']:.3f}, v {figures['v']:.3f}")
-    print("Where q is one-hot (temperature 0, lookup) the block rule is the token rule.")
+    print("\nWhere q is one-hot, at temperature 0 and for lookup, the block rule is the token rule.")
+
+    figures["alpha"] = figures["rows"][3]["alpha"]  # of the draft model, the token rule, temperature 1, gamma 4
+    figures["c"], figures["v"] = step_costs(pair, prompts[0], 4, warp_at(temperature=1.0), repeats=100)
+    print("temperature 1, gamma 4, token rule, held-out prompts: alpha {alpha:.3f}, c {c:.3f}, v {v:.3f}".format(**figures))
     return figures
+
+
+def dtype_name(model):
+    return str(model.embed.dtype).removeprefix("torch.")
 
 
 @torch.inference_mode()

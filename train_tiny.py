@@ -43,8 +43,8 @@ class Preset:
 
 # A deep target and a shallow draft: depth costs time a pass, and the draft's share of a round, c, is small.
 PRESETS = {
-    "tiny": Preset(512, dict(n_layer=16, n_embd=192), dict(n_layer=1, n_embd=128), (400, 300, 240, 1200), (2.6, 0.2, 0.6, 1.0)),
-    "base": Preset(512, dict(n_layer=32, n_embd=256), dict(n_layer=2, n_embd=128), (800, 300, 300, 5000), (21.0, 0.4, 1.6, 5.0)),
+    "tiny": Preset(512, dict(n_layer=16, n_embd=192), dict(n_layer=1, n_embd=128), (400, 300, 280, 1500), (3.2, 0.2, 0.6, 0.7)),
+    "base": Preset(512, dict(n_layer=32, n_embd=256), dict(n_layer=2, n_embd=128), (800, 300, 700, 5500), (19.0, 0.4, 4.0, 6.0)),
 }
 
 
@@ -423,7 +423,7 @@ def train_and_keep(preset, documents, device, directory, seed=0):
     try:
         print(f"kept in {save_pair(train_pair(preset, documents, device, seed), directory)}")
     except KeyboardInterrupt:
-        earlier = "the earlier pair there is whole" if pair_path(directory).exists() else "there is no pair there yet"
+        earlier = "the earlier pair there is whole" if pair_path(directory).exists() else "there is no pair yet"
         print(f"\ninterrupted: nothing was written to {directory}; {earlier}")
         sys.exit(130)
 
