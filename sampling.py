@@ -80,14 +80,14 @@ def chooser(generator):
 # ---------------------------------------------------------------- accept or correct
 
 def residual(p, q):
-    """norm(max(0, p - q)): the target's probability that q leaves uncovered.
+    """norm(max(0, p - q)): the target's probability that q leaves uncovered, row by row.
 
-    p, q (V,) -> (V,). Where p and q are equal up to rounding nothing is left; then it is norm(p).
+    p, q (..., V) -> (..., V). Where p and q are equal up to rounding nothing is left; then it is norm(p).
     (L, section 2.3 and appendix A.1.)
     """
     left = (p - q).clamp(min=0)
-    mass = left.sum()
-    return torch.where(mass > 0, left / mass, p / p.sum())
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, p)
+    return left / left.sum(-1, keepdim=True)
 
 
 def next_token(p, q, keep, n, choose):
@@ -96,9 +96,9 @@ def next_token(p, q, keep, n, choose):
     keep is P(the first n drafts stand | those drafts), 1 for the token rule. One line serves both cases,
     since q of the bonus position is a row of zeros and what it leaves uncovered is all of p.
     """
-    q = torch.cat([q, torch.zeros_like(p[:1])])  # (γ+1, V)
+    q = F.pad(q, (0, 0, 0, 1))  # (γ+1, V)
     row = n.view(1)  # a one-element index, not p[n]: that would read n back from the device
-    return choose(residual(keep * p.index_select(0, row)[0], q.index_select(0, row)[0]))
+    return choose(residual(keep * p.index_select(0, row), q.index_select(0, row)))[0]
 
 
 def ratios(p, q, drafted):

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from model import KVCache
-from sampling import VERIFY, block_keep, chooser, expected_speedup, verify_token, warp
+from sampling import VERIFY, block_keep, chooser, expected_tokens, verify_token, warp
 from train_tiny import CHECKPOINTS, PRESETS, fail, load_pair, pair_path, pick_device, read_documents, standard_library, train_and_keep
 
 
@@ -347,36 +347,37 @@ def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify=
 
     few = min(8, max_new)
     plainly(few), [speculatively(gamma, few) for gamma in gammas]  # the first runs of each shape are slow: not timed
-    plain_rates, rates, counts = [], {gamma: [] for gamma in gammas}, {}
+    plain_rates, rates, rounds = [], {gamma: [] for gamma in gammas}, {}
     for _ in range(repeats):
         texts, seconds = clock(device, plainly)
         plain_rates.append(sum(map(len, texts)) / seconds)
         for gamma in gammas:
-            rounds, seconds = clock(device, lambda: speculatively(gamma))
-            counts[gamma] = tally(rounds)
-            rates[gamma].append(counts[gamma]["new_tokens"] / seconds)
+            rounds[gamma], seconds = clock(device, lambda: speculatively(gamma))
+            rates[gamma].append(sum(len(r.new) for r in rounds[gamma]) / seconds)
 
     rows = []
     for gamma in gammas:
         speedups = [mine / theirs for mine, theirs in zip(rates[gamma], plain_rates)]
+        counts = tally(rounds[gamma])
         rows.append({
             "drafter": drafter, "verify": verify, "temperature": warp.keywords["temperature"], "gamma": gamma,
-            **counts[gamma],
-            "tokens_per_pass": counts[gamma]["new_tokens"] / counts[gamma]["passes"],
+            **counts, "tokens_per_pass": counts["new_tokens"] / counts["passes"],
             "plain_new_tokens": sum(map(len, texts)), "plain_tokens_per_s": statistics.median(plain_rates),
             "speculative_tokens_per_s": statistics.median(rates[gamma]),
             "speedup": statistics.median(speedups), "speedup_min": min(speedups), "speedup_max": max(speedups),
-            **prediction(pair, prompts[0], counts[gamma], gamma, warp, drafter, verify),
+            **prediction(pair, prompts[0], rounds[gamma], gamma, warp, drafter, verify),
         })
     return rows
 
 
-def prediction(pair, tokens, counts, gamma, warp, drafter, verify):
-    """What theory makes of the measured alpha, c and v."""
-    alpha = counts["accepted"] / max(1, counts["tested"])
+def prediction(pair, tokens, rounds, gamma, warp, drafter, verify):
+    """What theory makes of the measured alpha, c and v. Rounds that drafted fewer than gamma count as they were."""
+    alpha = sum(r.accepted for r in rounds) / max(1, sum(r.tested for r in rounds))
     c, v = step_costs(pair, tokens, gamma, warp, drafter, verify)
-    drafts = counts["drafted"] / counts["passes"]  # gamma, less what was clipped at the end of a text
-    return {"alpha": alpha, "c": c, "v": v, "predicted": expected_speedup(alpha, drafts, c, v)}
+    drafts = [len(r.drafted) for r in rounds]
+    gain = statistics.mean(expected_tokens(alpha, n) for n in drafts)
+    cost = statistics.mean(1 + (v - 1) * n / gamma + c * n for n in drafts)  # v + c·gamma for a full round
+    return {"alpha": alpha, "c": c, "v": v, "predicted": gain / cost}
 
 
 # ---------------------------------------------------------------- bench: where the time goes
