@@ -46,7 +46,7 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
         return torch.zeros_like(z).scatter_(-1, best, one)
     if temperature != 1:
         # The largest logit becomes 0 and stays 0 at any temperature, however small: no inf - inf.
-        z = (z - z.amax(-1, keepdim=True)) / max(temperature, 1e-30)
+        z = (z - z.amax(-1, keepdim=True)) / min(max(temperature, 1e-30), 1e30)
     if top_k is None and top_p == 1:
         return z.softmax(-1)
 
@@ -80,14 +80,14 @@ def chooser(generator):
 # ---------------------------------------------------------------- accept or correct
 
 def residual(p, q):
-    """norm(max(0, p - q)): the target's probability that q leaves uncovered, row by row.
+    """norm(max(0, p - q)): the target's probability that q leaves uncovered.
 
-    p, q (..., V) -> (..., V). Where p and q are equal up to rounding nothing is left; then it is norm(p).
+    p, q (V,) -> (V,). Where p and q are equal up to rounding nothing is left; then it is norm(p).
     (L, section 2.3 and appendix A.1.)
     """
     left = (p - q).clamp(min=0)
-    left = torch.where(left.sum(-1, keepdim=True) > 0, left, p)
-    return left / left.sum(-1, keepdim=True)
+    left = torch.where(left.sum() > 0, left, p)
+    return left / left.sum()
 
 
 def next_token(p, q, keep, n, choose):
@@ -98,13 +98,13 @@ def next_token(p, q, keep, n, choose):
     """
     q = F.pad(q, (0, 0, 0, 1))  # (γ+1, V)
     row = n.view(1)  # a one-element index, not p[n]: that would read n back from the device
-    return choose(residual(keep * p.index_select(0, row), q.index_select(0, row)))[0]
+    return choose(residual(keep * p.index_select(0, row)[0], q.index_select(0, row)[0]))
 
 
 def ratios(p, q, drafted):
-    """p(x) / q(x) for each drafted token: (γ+1, V), (γ, V), (γ,) -> (γ,)."""
+    """p(x) / q(x) for each drafted token, always finite: (γ+1, V), (γ, V), (γ,) -> (γ,)."""
     x = drafted[:, None]
-    return (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0]
+    return (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0].clamp(max=1e30)  # q(x) may be as small as 1e-45
 
 
 def verify_token(p, q, drafted, choose):

@@ -29,7 +29,8 @@ import torch
 
 from model import KVCache
 from sampling import VERIFY, block_keep, chooser, expected_tokens, verify_token, warp
-from train_tiny import CHECKPOINTS, PRESETS, fail, load_pair, pair_path, pick_device, read_documents, standard_library, train_and_keep
+from train_tiny import (CHECKPOINTS, PRESETS, check_seed, fail, load_pair, pair_path, pick_device, read_documents,
+                        standard_library, train_and_keep)
 
 
 # ---------------------------------------------------------------- plain decoding, the baseline
@@ -309,7 +310,9 @@ def step_costs(pair, tokens, gamma, warp, drafter="model", verify="token", repea
     """
     target, device = pair.target, pair.target.embed.device
     choose, propose, cache = seeded(device, 0), make_drafter(drafter, pair, warp), KVCache(target)
-    vocab = target.config.vocab_size
+    vocab, context = target.config.vocab_size, target.config.context
+    gamma = min(gamma, context - 1)
+    tokens = tokens[:context - gamma]
     drafted = torch.zeros(gamma, dtype=torch.long, device=device)  # any drafts will do for the clock
     q = torch.full((gamma, vocab), 1 / vocab, device=device)
 
@@ -748,6 +751,7 @@ def check(options):
         raise ValueError(f"gamma must be at least 1, not {options.gamma}")
     if options.max_new < 0:
         raise ValueError(f"max-new must be at least 0, not {options.max_new}")
+    check_seed(options.seed)
     if isinstance(options.trace, str) and not options.trace.endswith(".html"):
         raise ValueError(f"--trace writes to a file that ends in .html, not {options.trace!r}: a prompt goes before --trace")
     warp(torch.zeros(1), options.temperature, options.top_k, options.top_p)

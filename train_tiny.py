@@ -361,8 +361,11 @@ def save_pair(pair, directory):
     tokens = [pair.encoding.decode_single_token_bytes(i).decode("latin-1") for i in range(pair.encoding.n_vocab - 1)]
     whole = {**models, "tokens": tokens, "bits_per_byte": pair.bits_per_byte, "prompts": pair.prompts}
     partial = path.with_suffix(".part")
-    torch.save(whole, partial)
-    os.replace(partial, path)
+    try:
+        torch.save(whole, partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
     return path
 
 
@@ -420,12 +423,19 @@ def main(arguments=None):
 
 def train_and_keep(preset, documents, device, directory, seed=0):
     """Train a pair and save it. A Ctrl-C on the way says what is left and ends the program."""
+    check_seed(seed)
+    Path(directory).mkdir(parents=True, exist_ok=True)  # where nothing can be kept, training would be lost
     try:
         print(f"kept in {save_pair(train_pair(preset, documents, device, seed), directory)}")
     except KeyboardInterrupt:
         earlier = "the earlier pair there is whole" if pair_path(directory).exists() else "there is no pair yet"
         print(f"\ninterrupted: nothing was written to {directory}; {earlier}")
         sys.exit(130)
+
+
+def check_seed(seed):
+    if not 0 <= seed < 2 ** 63:
+        raise ValueError(f"seed must be from 0 to 2^63 - 1, not {seed}")
 
 
 def pick_device(name=None):
