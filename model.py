@@ -36,7 +36,7 @@ class KVCache:
 
 
 def attention_dtype(dtype):
-    """Attention is computed in float32 at least: it moves few bytes, and on a CPU it is faster so."""
+    """While decoding, keys, values and attention are float32 at least: few bytes, and on a CPU faster so."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -79,8 +79,10 @@ def check_room(target, tokens, max_new):
         raise ValueError("the prompt is empty: start from the end-of-text token")
     fed = len(tokens) + max_new - 1  # the last new token is never fed
     if fed > target.config.context:
-        raise ValueError(f"{len(tokens)} prompt tokens and {max_new} new ones do not fit the context of "
-                         f"{target.config.context}: shorten the prompt, or ask for {target.config.context + 1 - len(tokens)} at most")
+        context = target.config.context
+        most = f", or ask for {context + 1 - len(tokens)} at most" if len(tokens) <= context else ""
+        raise ValueError(f"{len(tokens)} prompt tokens and {max_new} new ones do not fit the context of {context}: "
+                         f"shorten the prompt{most}")
 
 
 # ---------------------------------------------------------------- speculative decoding
@@ -157,7 +159,7 @@ def draft_model(draft, warp):
         cache.length = min(cache.length, len(tokens) - 1)  # forget drafts that were rejected
         feed = torch.tensor(tokens[cache.length:], device=draft.embed.device)
         drafted = feed.new_empty(gamma)
-        q = cache.keys_values.new_empty(gamma, config.vocab_size)
+        q = cache.keys_values.new_empty(gamma, config.vocab_size)  # float32 or wider, as warp returns
         for i in range(gamma):
             q[i] = warp(draft(feed[None], cache, rows=1)[0, 0])
             feed = drafted[i:i + 1] = choose(q[i:i + 1])
@@ -237,12 +239,21 @@ def speller(encoding):
 
 
 def stream(prompt, rounds, encoding):
-    """Print the prompt, then each round as it comes, each token coloured by who wrote it."""
+    """Print the prompt, then each round as it comes, each token coloured by who wrote it. Returns the rounds."""
     print(prompt, end="", flush=True)
-    spell = speller(encoding)
+    spell, done = speller(encoding), []
     for one in rounds:
-        print("".join(coloured(spell(token), writer) for token, writer in zip(one.new, one.writers)), end="", flush=True)
+        for token, writer in zip(one.new, one.writers):
+            print(coloured(without_controls(spell(token)), writer), end="")
+        sys.stdout.flush()
+        done.append(one)
     print(spell(encoding.eot_token, final=True))
+    return done
+
+
+def without_controls(text):
+    """A model can write any byte, also those that command a terminal."""
+    return "".join(c if c in "\n\t" or c.isprintable() or c > "\x9f" else "\ufffd" for c in text)
 
 
 def prompt_and_rounds(pair, options, warp):
@@ -257,21 +268,24 @@ def prompt_and_rounds(pair, options, warp):
 def generate(pair, options, warp):
     """Stream one text, then time both ways of decoding it and print the comparison. Returns the figures."""
     prompt, tokens, rounds = prompt_and_rounds(pair, options, warp)
-    stream(prompt, rounds, pair.encoding)
+    counts = tally(stream(prompt, rounds, pair.encoding))
     if options.max_new == 0:
         return {}
-    (row,) = measure(pair, [tokens], options.max_new, [options.gamma], warp, options.seed,
-                     options.drafter, options.verify, pair.encoding.eot_token)
-    print(f"""
-               tokens/s   new tokens   target passes   tokens/pass   accepted/tested
-plain        {row["plain_tokens_per_s"]:10.0f} {row["plain_new_tokens"]:12} {row["plain_new_tokens"]:15} {1:13.2f}
-speculative  {row["speculative_tokens_per_s"]:10.0f} {row["new_tokens"]:12} {row["passes"]:15} {row["tokens_per_pass"]:13.2f} {row["accepted"]:>11}/{row["tested"]}
-speedup {row["speedup"]:.2f}x ({row["speedup_min"]:.2f} to {row["speedup_max"]:.2f} in 3 runs); theory predicts {row["predicted"]:.2f}x \
-from alpha {row["alpha"]:.2f}, c {row["c"]:.3f}, v {row["v"]:.2f}""")
-    corrections = row["tested"] - row["accepted"]
-    written = {"draft": row["accepted"], "correction": corrections, "bonus": row["new_tokens"] - row["accepted"] - corrections}
+    # Timed to the full length, past an end of text, so that both ways do the same work.
+    (row,) = measure(pair, [tokens], options.max_new, [options.gamma], warp, options.seed, options.drafter, options.verify)
+    line = "{:12}{:>10}{:>13}{:>16}{:>14}{:>18}".format
+    print("\n" + line("", "tokens/s", "new tokens", "target passes", "tokens/pass", "accepted/tested"))
+    print(line("plain", f"{row['plain_tokens_per_s']:.0f}", options.max_new, options.max_new, "1.00", ""))
+    print(line("speculative", f"{row['speculative_tokens_per_s']:.0f}", row["new_tokens"], row["passes"],
+               f"{row['tokens_per_pass']:.2f}", f"{row['accepted']}/{row['tested']}"))
+    print(f"speedup {row['speedup']:.2f}x ({row['speedup_min']:.2f} to {row['speedup_max']:.2f} in 3 runs); theory predicts "
+          f"{row['predicted']:.2f}x from alpha {row['alpha']:.2f}, c {row['c']:.3f}, v {row['v']:.2f}")
+    print(f"on {device_name(pair)}, {dtype_name(pair.target)}, {torch.get_num_threads()} threads")
+    corrections = counts["tested"] - counts["accepted"]
+    written = {"draft": counts["accepted"], "correction": corrections,
+               "bonus": counts["new_tokens"] - counts["accepted"] - corrections}
     print("written by: " + ", ".join(coloured(f"{writer} {count}", writer) for writer, count in written.items()))
-    return row
+    return {"temperature": options.temperature, **row}
 
 
 # ---------------------------------------------------------------- timing
@@ -349,7 +363,9 @@ def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify=
                 for one in decode_speculative(pair, tokens, new, gamma, warp, s, drafter, verify, eos)]
 
     few = min(8, max_new)
-    plainly(few), [speculatively(gamma, few) for gamma in gammas]  # the first runs of each shape are slow: not timed
+    plainly(few)  # the first runs of each shape are slow: not timed
+    for gamma in gammas:
+        speculatively(gamma, few)
     plain_rates, rates, rounds = [], {gamma: [] for gamma in gammas}, {}
     for _ in range(repeats):
         texts, seconds = clock(device, plainly)
@@ -363,35 +379,35 @@ def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify=
         speedups = [mine / theirs for mine, theirs in zip(rates[gamma], plain_rates)]
         counts = tally(rounds[gamma])
         rows.append({
-            "drafter": drafter, "verify": verify, "temperature": warp.keywords["temperature"], "gamma": gamma,
+            "drafter": drafter, "verify": verify, "gamma": gamma,
             **counts, "tokens_per_pass": counts["new_tokens"] / counts["passes"],
             "plain_new_tokens": sum(map(len, texts)), "plain_tokens_per_s": statistics.median(plain_rates),
             "speculative_tokens_per_s": statistics.median(rates[gamma]),
             "speedup": statistics.median(speedups), "speedup_min": min(speedups), "speedup_max": max(speedups),
-            **prediction(pair, prompts[0], rounds[gamma], gamma, warp, drafter, verify),
+            **prediction(pair, prompts[0] + texts[0][:max_new // 2], rounds[gamma], warp, drafter, verify),
         })
     return rows
 
 
-def prediction(pair, tokens, rounds, gamma, warp, drafter, verify):
-    """What theory makes of the measured alpha, c and v. Rounds that drafted fewer than gamma count as they were."""
+def prediction(pair, tokens, rounds, warp, drafter, verify):
+    """What theory makes of the measured alpha, c and v, the last two in the middle of a text: `tokens`.
+    Rounds that drafted fewer than gamma count as they were. For the block rule, whose acceptances are not
+    those of equation 1, it is a fit and not a prediction."""
     alpha = sum(r.accepted for r in rounds) / max(1, sum(r.tested for r in rounds))
-    c, v = step_costs(pair, tokens, gamma, warp, drafter, verify)
     drafts = [len(r.drafted) for r in rounds]
+    c, v = step_costs(pair, tokens, max(1, *drafts), warp, drafter, verify)
     gain = statistics.mean(expected_tokens(alpha, n) for n in drafts)
-    cost = statistics.mean(1 + (v - 1) * n / gamma + c * n for n in drafts)  # v + c·gamma for a full round
-    return {"alpha": alpha, "c": c, "v": v, "predicted": gain / cost}
+    return {"alpha": alpha, "c": c, "v": v, "predicted": gain / (v + c * statistics.mean(drafts))}
 
 
 # ---------------------------------------------------------------- bench: where the time goes
 
 def bench(pair, options, warp_at):
-    """Print the tables and return every figure. warp_at(temperature=...) is a warp."""
-    device, half = pair.target.embed.device, pair.target.config.context // 2
+    """Print the tables and return every figure. warp_at(temperature) is a warp."""
+    half = pair.target.config.context // 2
     # Short prompts of one length: reading them costs both ways the same, and it is decoding that is compared.
     prompts = [pair.encoding.encode_ordinary(prompt)[:min(32, half)] for prompt in pair.prompts[:4]]
-    figures = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-               "dtype": dtype_name(pair.target), "threads": torch.get_num_threads()}
+    figures = {"device": device_name(pair), "dtype": dtype_name(pair.target), "threads": torch.get_num_threads()}
     print("{device}, {dtype}, {threads} threads".format(**figures))
     for name, model in (("target", pair.target), ("draft", pair.draft)):
         figures[name] = {"parameters": sum(w.numel() for w in model.parameters()), "dtype": dtype_name(model),
@@ -404,15 +420,21 @@ def bench(pair, options, warp_at):
     figures["rows"] = []
     for drafter, verify, temperature in (("model", "token", 1.0), ("model", "block", 1.0), ("model", "token", 0.0),
                                          ("lookup", "token", 1.0), ("lookup", "token", 0.0)):
-        rows = measure(pair, prompts, min(128, half), range(1, 9), warp_at(temperature=temperature), options.seed, drafter, verify)
+        rows = measure(pair, prompts, min(160, half), range(1, 9), warp_at(temperature), options.seed, drafter, verify)
+        rows = [{"temperature": temperature, **row} for row in rows]
         print_rows(rows)
         figures["rows"] += rows
     print("\nWhere q is one-hot, at temperature 0 and for lookup, the block rule is the token rule.")
 
     figures["alpha"] = figures["rows"][3]["alpha"]  # of the draft model, the token rule, temperature 1, gamma 4
-    figures["c"], figures["v"] = step_costs(pair, prompts[0], 4, warp_at(temperature=1.0), repeats=100)
+    figures["c"], figures["v"] = step_costs(pair, prompts[0], 4, warp_at(1.0), repeats=100)
     print("temperature 1, gamma 4, token rule, held-out prompts: alpha {alpha:.3f}, c {c:.3f}, v {v:.3f}".format(**figures))
     return figures
+
+
+def device_name(pair):
+    device = pair.target.embed.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def dtype_name(model):
@@ -425,6 +447,8 @@ def bottleneck(target):
     config, device, cache = target.config, target.embed.device, KVCache(target)
     moved = sum(w.numel() * w.element_size() for w in target.parameters()) - target.embed.numel() * target.embed.element_size()
 
+    cache.keys_values.zero_()
+
     def pass_ms(rows, cached):
         ids = torch.zeros(1, rows, dtype=torch.long, device=device)
 
@@ -434,10 +458,11 @@ def bottleneck(target):
 
         return statistics.median(clock(device, one_pass)[1] for _ in range(60)) * 1000
 
-    quarter = config.context // 4
+    quarter = max(1, config.context // 4)
     pass_ms(1, quarter)  # warm up
     by_rows = {rows: pass_ms(rows, quarter) for rows in (1, 2, 4, 8, 16) if rows <= quarter}
-    print(f"\nOne target pass with {quarter} tokens cached. It reads {moved / 1e6:.1f} MB of weights, however many rows it carries:")
+    print(f"\nOne target pass with {quarter} tokens cached. It reads {moved / 1e6:.1f} MB of weights, "
+          "however many rows it carries:")
     for rows, ms in by_rows.items():
         print(f"{rows:4} rows {ms:8.2f} ms {moved / ms / 1e6:8.1f} GB/s   {bar(ms / by_rows[1])} {ms / by_rows[1]:.2f}")
     by_length = {cached: pass_ms(1, cached) for cached in (0, quarter, 2 * quarter, 3 * quarter, config.context - 1)}
@@ -463,7 +488,8 @@ def print_rows(rows):
               f"{row['speculative_tokens_per_s']:9.0f}{row['predicted']:11.2f}{row['speedup']:9.2f}"
               f" ({row['speedup_min']:.2f} to {row['speedup_max']:.2f})  {bar(row['speedup'])}")
     best, foretold = (max(rows, key=lambda row: row[key]) for key in ("speedup", "predicted"))
-    print(f"best gamma: {best['gamma']} measured ({best['speedup']:.2f}x), {foretold['gamma']} by theory ({foretold['predicted']:.2f}x)")
+    print(f"best gamma: {best['gamma']} measured ({best['speedup']:.2f}x), "
+          f"{foretold['gamma']} by theory ({foretold['predicted']:.2f}x)")
 
 
 # ---------------------------------------------------------------- trace: one round at a time
@@ -492,7 +518,7 @@ def explain(one, verify, encoding):
         return (rows < one.accepted).long()
 
     VERIFY[verify](one.p, one.q, drafted, choose)
-    coins, next_distribution = asked
+    coins, *_, next_distribution = asked
     chances, keep = {"min(1, p/q)": coins[:, 1].tolist()}, 1
     if verify == "block":
         keeps = block_keep(one.p, one.q, drafted).tolist()
@@ -558,7 +584,7 @@ def trace(pair, options, warp):
     else:
         names = ("drafter", "verify", "gamma", "temperature", "top_k", "top_p", "seed")
         page = trace_html(prompt, rounds, pair.encoding, {name: getattr(options, name) for name in names})
-        Path(options.trace).write_text(page, encoding="utf-8")
+        Path(options.trace).write_text(page, encoding="utf-8", errors="replace")
         print(f"wrote {options.trace}: open it in a browser")
     return tally(rounds)
 
@@ -708,14 +734,19 @@ def main(arguments=None):
     try:
         check(options)
         pair = trained_pair(options, pick_device(options.device))
-        warp_at = functools.partial(functools.partial, warp, top_k=options.top_k, top_p=options.top_p)
+
+        def warp_at(temperature):
+            return functools.partial(warp, temperature=temperature, top_k=options.top_k, top_p=options.top_p)
+
         if options.bench:
             figures = bench(pair, options, warp_at)
         else:
-            figures = (trace if options.trace else generate)(pair, options, warp_at(temperature=options.temperature))
+            figures = (trace if options.trace else generate)(pair, options, warp_at(options.temperature))
         if options.json:
             Path(options.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
     except (ValueError, OSError) as error:
+        if sys.flags.dev_mode:  # python -X dev: the traceback, for those who change the code
+            raise
         sys.exit(fail(error))
     except KeyboardInterrupt:
         print("\ninterrupted")
@@ -737,7 +768,8 @@ def parse(arguments):
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--trace", nargs="?", const=True, metavar="FILE.html",
                       help="tell every round, on the screen or as a page; write the prompt before it")
-    mode.add_argument("--bench", action="store_true", help="where the time goes, at gamma 1 to 8; takes minutes")
+    mode.add_argument("--bench", action="store_true",
+                      help="where the time goes, at settings of its own: gamma 1 to 8, temperature 0 and 1; takes minutes")
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
     parser.add_argument("--checkpoint", metavar="DIR", help="a pair trained by train_tiny.py (default: checkpoints/tiny)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
@@ -754,6 +786,9 @@ def check(options):
     check_seed(options.seed)
     if isinstance(options.trace, str) and not options.trace.endswith(".html"):
         raise ValueError(f"--trace writes to a file that ends in .html, not {options.trace!r}: a prompt goes before --trace")
+    for path in (options.json, options.trace):
+        if isinstance(path, str) and not Path(path).parent.is_dir():
+            raise ValueError(f"cannot write {path}: there is no directory {Path(path).parent}")
     warp(torch.zeros(1), options.temperature, options.top_k, options.top_p)
 
 

@@ -43,8 +43,10 @@ class Preset:
 
 # A deep target and a shallow draft: depth costs time a pass, and the draft's share of a round, c, is small.
 PRESETS = {
-    "tiny": Preset(512, dict(n_layer=16, n_embd=192), dict(n_layer=1, n_embd=128), (400, 300, 280, 1500), (3.2, 0.2, 0.6, 0.7)),
-    "base": Preset(512, dict(n_layer=32, n_embd=256), dict(n_layer=2, n_embd=128), (800, 300, 700, 5500), (19.0, 0.4, 4.0, 6.0)),
+    "tiny": Preset(512, dict(n_layer=16, n_embd=192), dict(n_layer=1, n_embd=128),
+                   (400, 300, 280, 1500), (3.2, 0.2, 0.6, 0.7)),
+    "base": Preset(512, dict(n_layer=32, n_embd=256), dict(n_layer=2, n_embd=128),
+                   (800, 300, 700, 5500), (19.0, 0.4, 4.0, 6.0)),
 }
 
 
@@ -192,7 +194,8 @@ def fit(label, model, draw, loss_of, steps, seconds, seed):
     """Minimise loss_of(model, *draw(generator)) for `steps` steps, or until `seconds` have passed if that is sooner.
 
     Muon for the matrices inside the blocks, AdamW for the two embeddings. The learning rate stays at
-    its peak for a third of the way, then falls to 0 on a straight line, whichever end comes first.
+    its peak for a third of the way, after a short warm-up, then falls to 0 on a straight line, whichever
+    end comes first.
     """
     device = model.embed.device
     generator = torch.Generator().manual_seed(seed)
@@ -239,10 +242,10 @@ def reduced_precision(device):
 
 @functools.cache
 def bfloat16_pays(device):
-    """Does a product of a few rows take less time in bfloat16 than in float32? Always on a GPU; on a
-    CPU it is measured, in a few milliseconds, since only some processors multiply bfloat16 natively."""
-    if device.type != "cpu":
-        return True
+    """Does a product of a few rows take less time in bfloat16 than in float32? On a GPU where it has the
+    units for it; on a CPU it is measured, in a few milliseconds, since only some multiply bfloat16 natively."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     best = {}
     for dtype in (torch.float32, torch.bfloat16):
         x, weight = torch.ones(8, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
@@ -272,10 +275,10 @@ class Progress:
         if now - self.shown < (0.5 if terminal else 15) and done < 1:
             return
         self.shown, elapsed = now, now - self.began
-        left = max(0, elapsed / done - elapsed)
+        minutes, seconds = divmod(round(max(0, elapsed / done - elapsed)), 60)
         loss = f"  loss {self.loss:.3f}" if self.loss is not None else ""
         line = (f"{self.label:<18} step {self.taken}/{self.steps}{loss}  {self.tokens / elapsed:,.0f} tokens/s  "
-                f"{left // 60:.0f}:{left % 60:02.0f} left")
+                f"{minutes}:{seconds:02} left")
         print(f"\r{line:<78}" if terminal else line, end="\n" if done >= 1 or not terminal else "", flush=True)
 
 
@@ -375,7 +378,7 @@ def load_pair(directory, device="cpu", dtype=None):
     is no pair and ValueError for a file that is not a whole pair or mixes vocabularies."""
     path, device = pair_path(directory), torch.device(device)
     if not path.exists():
-        raise FileNotFoundError(f"no trained pair in {directory}")
+        raise FileNotFoundError(f"no trained pair in {directory}: train one with python train_tiny.py --out {directory}")
     try:
         whole = torch.load(path, map_location="cpu", weights_only=True)
         encoding = make_encoding([token.encode("latin-1") for token in whole["tokens"]])

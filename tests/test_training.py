@@ -266,6 +266,23 @@ def test_a_file_that_is_not_a_whole_pair_is_one_clear_line(how, tmp_path, capsys
     assert is_one_clear_line(ended(specdec, ["def", "--checkpoint", tmp_path, "--device", "cpu"], capsys))
 
 
+class Trap:
+    """What a harmful checkpoint may hold: loading it calls a function, here one that makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_loading_a_checkpoint_runs_no_code_of_its_own(tmp_path):
+    pair_path(tmp_path).write_bytes(saved({"target": Trap(tmp_path / "sprung")}))
+    with pytest.raises(ValueError):
+        load_pair(tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_a_directory_without_a_pair_is_one_clear_line(tmp_path, capsys):
     result = ended(specdec, ["def", "--checkpoint", tmp_path / "none", "--device", "cpu"], capsys)
     assert is_one_clear_line(result, "none")
