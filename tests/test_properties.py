@@ -156,7 +156,7 @@ def reference_block(p, q, drafted):
     """(coins, keep): h_1 ... h_γ and keep_0 ... keep_γ of Sun et al. 2024, one scalar at a time."""
     gamma, keep, coins = len(q), [1.0], []
     for i in range(gamma):
-        keep.append(min(1.0, keep[i] * p[i, drafted[i]] / q[i, drafted[i]]))
+        keep.append(min(1.0, keep[i] * (p[i, drafted[i]] / q[i, drafted[i]])))
     for i in range(1, gamma):
         Z = np.maximum(keep[i] * p[i] - q[i], 0).sum()
         coins.append(Z / (Z + (1 - keep[i])) if Z > 0 else 0.0)
@@ -167,7 +167,7 @@ def reference_block(p, q, drafted):
 def test_the_block_rule_tosses_the_coins_of_the_paper_and_takes_the_last_that_comes_up(table, data):
     p, q = (t.cpu().numpy() for t in table)
     gamma, vocab = q.shape
-    drafted = [data.draw(st.sampled_from([x for x in range(vocab) if row[x] > 0])) for row in q]
+    drafted = [data.draw(st.sampled_from([x for x in range(vocab) if row[x] > 1e-20])) for row in q]
     coins, keep = reference_block(p, q, drafted)
     tossed = [data.draw(st.sampled_from([c for c, possible in enumerate((h < 1, h > 0)) if possible])) for h in coins]
     n = max((i + 1 for i, coin in enumerate(tossed) if coin), default=0)
