@@ -348,7 +348,7 @@ def excerpts(text, count=8, length=200):
     """`count` pieces of the text to continue, evenly spread, each cut at a line break where there is one."""
     starts = [len(text) * i // count for i in range(count)]
     starts = [text.find("\n", start, start + length) + 1 or start for start in starts]
-    return [text[start:start + length] for start in starts]
+    return [text[start:start + length] for start in starts if start < len(text)] or [text]
 
 
 def pair_path(directory):
