@@ -56,12 +56,12 @@ def attention_bias(n_head, context):
 def linear(x, weight):
     """x @ weight.T for x (..., in) and weight (out, in), -> (..., out), by a road that suits a few rows.
 
-    A pass over a few rows should take what one row takes, since the weights are read once either way. The
-    CPU library's float32 product is slower than that for 2 to 8 rows, and for one row of a large matrix;
+    A pass over a few rows should take what one row takes, since the weights are read once either way. With a
+    large matrix the CPU library's float32 product is slower than that for 2 to 8 rows, and even for one;
     transposed, and with the one row twice, it is not.
     """
     rows = x.numel() // x.shape[-1]
-    if x.dtype != torch.float32 or x.is_cuda or rows > 8 or (rows == 1 and weight.numel() <= 2 ** 16):
+    if x.dtype != torch.float32 or x.is_cuda or rows > 8 or weight.numel() <= 2 ** 16:
         return F.linear(x, weight)
     columns = x.reshape(rows, -1).repeat(2 if rows == 1 else 1, 1).T  # (in, rows)
     return (weight @ columns).T[:rows].reshape(*x.shape[:-1], -1)

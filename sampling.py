@@ -159,3 +159,30 @@ def expected_tokens(alpha, gamma):
 def expected_speedup(alpha, gamma, c, v):
     """Tokens per pass over the cost of a round in plain steps, v + γc (L, Theorem 3.8, where v is 1)."""
     return expected_tokens(alpha, gamma) / (v + gamma * c)
+
+
+def survival(ratios, rule="token"):
+    """P(at least i drafts stood | the text), i = 0, 1, ..., from q(y) / p(y) of the tokens y that came.
+
+    A token y is drafted and stands with probability min(p(y), q(y)), and it comes with p(y): once it is there,
+    it came as a draft with probability min(1, q(y) / p(y)). For the block rule the same holds of whole runs.
+    """
+    stand, product = [1.0], 1.0
+    for ratio in ratios:
+        product = min(product * ratio, 1e30)
+        stand.append(min(stand[-1], product) if rule == "block" else stand[-1] * min(1, ratio))
+    return stand
+
+
+def expected_passes(ratios, rule="token"):
+    """The mean number of target passes of a text, given the text. Nothing is taken to be i.i.d.
+
+    ratios[t]: of the drafts proposed where t tokens are written, q(y) / p(y) of what came there, 0 where the
+    draft is another token. A round that starts at t and keeps i drafts is followed by one that starts at t+i+1.
+    """
+    total = len(ratios)
+    passes = [0.0] * (total + 1)  # from t on
+    for t in reversed(range(total)):
+        stand = survival(ratios[t][:total - t - 1], rule) + [0.0]
+        passes[t] = 1 + sum((stand[i] - stand[i + 1]) * passes[t + i + 1] for i in range(len(stand) - 1))
+    return passes[0]

@@ -28,9 +28,9 @@ from pathlib import Path
 import torch
 
 from model import KVCache
-from sampling import VERIFY, block_keep, chooser, expected_tokens, verify_token, warp
-from train_tiny import (CHECKPOINTS, PRESETS, check_seed, fail, load_pair, pair_path, pick_device, read_documents,
-                        standard_library, train_and_keep)
+from sampling import VERIFY, block_keep, chooser, expected_passes, expected_tokens, verify_token, warp
+from train_tiny import (CHECKPOINTS, PRESETS, check_seed, check_vocabulary, fail, load_pair, pair_path, pick_device,
+                        read_documents, standard_library, train_and_keep)
 
 
 # ---------------------------------------------------------------- plain decoding, the baseline
@@ -117,6 +117,7 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
     """
     tokens, cache = list(tokens), KVCache(target)
     check_room(target, tokens, max_new)
+    check_vocabulary(target.config, getattr(propose, "config", target.config))
     end = len(tokens) + max_new
     while len(tokens) < end:
         # 1. Draft. The round adds one token of the target's own, so draft one fewer than are left.
@@ -165,6 +166,7 @@ def draft_model(draft, warp):
             feed = drafted[i:i + 1] = choose(q[i:i + 1])
         return drafted, q
 
+    propose.config = config  # so that the loop can refuse a draft of another vocabulary
     return propose
 
 
@@ -268,7 +270,7 @@ def prompt_and_rounds(pair, options, warp):
 def generate(pair, options, warp):
     """Stream one text, then time both ways of decoding it and print the comparison. Returns the figures."""
     prompt, tokens, rounds = prompt_and_rounds(pair, options, warp)
-    counts = tally(stream(prompt, rounds, pair.encoding))
+    writers = [writer for one in stream(prompt, rounds, pair.encoding) for writer in one.writers]
     if options.max_new == 0:
         return {}
     # Timed to the full length, past an end of text, so that both ways do the same work.
@@ -281,10 +283,7 @@ def generate(pair, options, warp):
     print(f"speedup {row['speedup']:.2f}x ({row['speedup_min']:.2f} to {row['speedup_max']:.2f} in 3 runs); theory predicts "
           f"{row['predicted']:.2f}x from alpha {row['alpha']:.2f}, c {row['c']:.3f}, v {row['v']:.2f}")
     print(f"on {device_name(pair)}, {dtype_name(pair.target)}, {torch.get_num_threads()} threads")
-    corrections = counts["tested"] - counts["accepted"]
-    written = {"draft": counts["accepted"], "correction": corrections,
-               "bonus": counts["new_tokens"] - counts["accepted"] - corrections}
-    print("written by: " + ", ".join(coloured(f"{writer} {count}", writer) for writer, count in written.items()))
+    print("written by: " + ", ".join(coloured(f"{writer} {writers.count(writer)}", writer) for writer in COLOURS))
     return {"temperature": options.temperature, **row}
 
 
@@ -316,11 +315,99 @@ def tally(rounds):
     }
 
 
+def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify="token", repeats=3):
+    """Decode the prompts plainly and at each gamma, in turn, `repeats` times over; a dict of figures a gamma.
+
+    Speedups are ratios within one repeat: their median, least and greatest. Counts are those of one repeat.
+    """
+    device = pair.target.embed.device
+    jobs = list(enumerate(prompts, seed))  # another seed for each prompt
+
+    def plainly(new=max_new):
+        return [list(decode_plain(pair, tokens, new, warp, s)) for s, tokens in jobs]
+
+    def speculatively(gamma, new=max_new):
+        return [list(decode_speculative(pair, tokens, new, gamma, warp, s, drafter, verify)) for s, tokens in jobs]
+
+    few = min(8, max_new)
+    plainly(few)  # the first runs of each shape are slow: not timed
+    for gamma in gammas:
+        speculatively(gamma, few)
+    new_tokens = max_new * len(prompts)
+    plain_rates, rates, texts = [], {gamma: [] for gamma in gammas}, {}
+    for _ in range(repeats):
+        plain_rates.append(new_tokens / clock(device, plainly)[1])
+        for gamma in gammas:
+            texts[gamma], seconds = clock(device, lambda: speculatively(gamma))
+            rates[gamma].append(new_tokens / seconds)
+
+    rows = []
+    for gamma in gammas:
+        speedups = [mine / theirs for mine, theirs in zip(rates[gamma], plain_rates)]
+        counts = tally([one for rounds in texts[gamma] for one in rounds])
+        rows.append({
+            "drafter": drafter, "verify": verify, "gamma": gamma,
+            **counts, "tokens_per_pass": counts["new_tokens"] / counts["passes"],
+            "plain_tokens_per_s": statistics.median(plain_rates),
+            "speculative_tokens_per_s": statistics.median(rates[gamma]),
+            "speedup": statistics.median(speedups), "speedup_min": min(speedups), "speedup_max": max(speedups),
+            **prediction(pair, prompts, texts[gamma], warp, gamma, drafter, verify),
+        })
+    return rows
+
+
+# ---------------------------------------------------------------- theory, from alpha, c and v
+
+def prediction(pair, prompts, texts, warp, gamma, drafter, verify):
+    """What theory makes of the measured acceptance, c and v. texts: for each prompt its rounds.
+
+    "expected" is tokens per pass from the acceptance of each token, "eq1" from their mean alpha: equation 1 holds
+    if they are i.i.d., and not for the block rule. "predicted" is the speedup at "expected" tokens per pass.
+    """
+    rounds = [one for text in texts for one in text]
+    drafts = [len(one.drafted) for one in rounds]
+    alpha = sum(one.accepted for one in rounds) / max(1, sum(one.tested for one in rounds))
+    whole = [prompt + [token for one in text for token in one.new] for prompt, text in zip(prompts, texts)]
+    passes = sum(expected_passes(text_ratios(pair, tokens, len(prompt), gamma, warp, drafter), verify)
+                 for tokens, prompt in zip(whole, prompts))
+    expected = sum(len(tokens) - len(prompt) for tokens, prompt in zip(whole, prompts)) / passes
+    middle = whole[0][:(len(prompts[0]) + len(whole[0])) // 2]
+    c, v = step_costs(pair, middle, max(1, round(statistics.mean(drafts))), warp, drafter, verify)
+    return {"alpha": alpha, "c": c, "v": v, "eq1": statistics.mean(expected_tokens(alpha, n) for n in drafts),
+            "expected": expected, "predicted": expected / (v + c * statistics.mean(drafts))}
+
+
 @torch.inference_mode()
-def step_costs(pair, tokens, gamma, warp, drafter="model", verify="token", repeats=25):
+def text_ratios(pair, tokens, start, gamma, warp, drafter="model"):
+    """q(y) / p(y) of what came where drafts are proposed, for a round that starts at each place after `start`: see
+    sampling.expected_passes. A list of places, each with at most gamma ratios."""
+    ids = torch.tensor(tokens, device=pair.target.embed.device)
+
+    def probability(model):
+        """Of each token of the text after `start`, given those before it."""
+        return warp(model(ids[None, :-1])[0, start - 1:]).gather(-1, ids[start:, None])[:, 0]
+
+    p = probability(pair.target).clamp(min=1e-30)
+    if drafter == "model" and len(ids) <= pair.draft.config.context:
+        ratios = (probability(pair.draft) / p).clamp(max=1e30).tolist()
+        return [ratios[t:t + gamma] for t in range(len(ratios))]
+    places, propose = [], make_drafter(drafter, pair, warp)
+    for t in range(start, len(tokens)):
+        came = ids[t:t + gamma]
+        coming = iter(came)  # a drafter that draws is made to draw what came
+        drafted, q = propose(tokens[:t], len(came), lambda probs: next(coming).view(1))
+        came = came[:len(drafted)]
+        drawn = q.gather(-1, came[:, None])[:, 0].where(drafted == came, 0)
+        places.append((drawn / p[t - start:t - start + len(came)]).clamp(max=1e30).tolist())
+    return places
+
+
+@torch.inference_mode()
+def step_costs(pair, tokens, gamma, warp, drafter="model", verify="token", repeats=15):
     """(c, v): a draft step and a verification pass, each over a plain step, medians of interleaved runs.
 
-    All that a step needs is in it: the forward pass, the warp, the draw, the read.
+    All that a step needs is in it: the forward pass, the warp, the draw, the read. Plain steps follow one another
+    and so do rounds, as in decoding: what a step finds in the processor's caches is what the one before it left.
     """
     target, device = pair.target, pair.target.embed.device
     choose, propose, cache = seeded(device, 0), make_drafter(drafter, pair, warp), KVCache(target)
@@ -335,69 +422,21 @@ def step_costs(pair, tokens, gamma, warp, drafter="model", verify="token", repea
         p = next_distributions(target, cache, tokens, warp)
         read(choose(p), p)
 
+    def draft():
+        propose(tokens, gamma, choose)
+
     def verification():
         cache.length = len(tokens) - 1
         p = next_distributions(target, cache, tokens, warp, drafted)
         n, token = VERIFY[verify](p, q, drafted, choose)
         read(torch.cat([n.view(1), token.view(1), drafted]), p, q)
 
-    works = (plain_step, lambda: propose(tokens, gamma, choose), verification)
-    times = [[clock(device, work)[1] for work in works] for _ in range(repeats + 3)]
-    one, draft, many = map(statistics.median, zip(*times[3:]))  # the first runs warm up
-    return draft / gamma / one, many / one
-
-
-def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify="token", eos=None, repeats=3):
-    """Decode the prompts plainly and at each gamma, in turn, `repeats` times over; a dict of figures a gamma.
-
-    Speedups are ratios within one repeat: their median, least and greatest. Counts are those of one repeat.
-    """
-    device = pair.target.embed.device
-    jobs = list(enumerate(prompts, seed))  # another seed for each prompt
-
-    def plainly(new=max_new):
-        return [list(decode_plain(pair, tokens, new, warp, s, eos)) for s, tokens in jobs]
-
-    def speculatively(gamma, new=max_new):
-        return [one for s, tokens in jobs
-                for one in decode_speculative(pair, tokens, new, gamma, warp, s, drafter, verify, eos)]
-
-    few = min(8, max_new)
-    plainly(few)  # the first runs of each shape are slow: not timed
-    for gamma in gammas:
-        speculatively(gamma, few)
-    plain_rates, rates, rounds = [], {gamma: [] for gamma in gammas}, {}
+    times = {work: [] for work in (plain_step, draft, verification)}
     for _ in range(repeats):
-        texts, seconds = clock(device, plainly)
-        plain_rates.append(sum(map(len, texts)) / seconds)
-        for gamma in gammas:
-            rounds[gamma], seconds = clock(device, lambda: speculatively(gamma))
-            rates[gamma].append(sum(len(r.new) for r in rounds[gamma]) / seconds)
-
-    rows = []
-    for gamma in gammas:
-        speedups = [mine / theirs for mine, theirs in zip(rates[gamma], plain_rates)]
-        counts = tally(rounds[gamma])
-        rows.append({
-            "drafter": drafter, "verify": verify, "gamma": gamma,
-            **counts, "tokens_per_pass": counts["new_tokens"] / counts["passes"],
-            "plain_new_tokens": sum(map(len, texts)), "plain_tokens_per_s": statistics.median(plain_rates),
-            "speculative_tokens_per_s": statistics.median(rates[gamma]),
-            "speedup": statistics.median(speedups), "speedup_min": min(speedups), "speedup_max": max(speedups),
-            **prediction(pair, prompts[0] + texts[0][:max_new // 2], rounds[gamma], warp, drafter, verify),
-        })
-    return rows
-
-
-def prediction(pair, tokens, rounds, warp, drafter, verify):
-    """What theory makes of the measured alpha, c and v, the last two in the middle of a text: `tokens`.
-    Rounds that drafted fewer than gamma count as they were. For the block rule, whose acceptances are not
-    those of equation 1, it is a fit and not a prediction."""
-    alpha = sum(r.accepted for r in rounds) / max(1, sum(r.tested for r in rounds))
-    drafts = [len(r.drafted) for r in rounds]
-    c, v = step_costs(pair, tokens, max(1, *drafts), warp, drafter, verify)
-    gain = statistics.mean(expected_tokens(alpha, n) for n in drafts)
-    return {"alpha": alpha, "c": c, "v": v, "predicted": gain / (v + c * statistics.mean(drafts))}
+        for work in [plain_step] * 5 + [draft, verification] * 4:
+            times[work].append(clock(device, work)[1])
+    one, drafting, many = map(statistics.median, times.values())
+    return drafting / gamma / one, many / one
 
 
 # ---------------------------------------------------------------- bench: where the time goes
@@ -406,7 +445,7 @@ def bench(pair, options, warp_at):
     """Print the tables and return every figure. warp_at(temperature) is a warp."""
     half = pair.target.config.context // 2
     # Short prompts of one length: reading them costs both ways the same, and it is decoding that is compared.
-    prompts = [pair.encoding.encode_ordinary(prompt)[:min(32, half)] for prompt in pair.prompts[:4]]
+    prompts = [pair.encoding.encode_ordinary(prompt)[:min(16, half)] for prompt in pair.prompts[:6]]
     figures = {"device": device_name(pair), "dtype": dtype_name(pair.target), "threads": torch.get_num_threads()}
     print("{device}, {dtype}, {threads} threads".format(**figures))
     for name, model in (("target", pair.target), ("draft", pair.draft)):
@@ -420,15 +459,15 @@ def bench(pair, options, warp_at):
     figures["rows"] = []
     for drafter, verify, temperature in (("model", "token", 1.0), ("model", "block", 1.0), ("model", "token", 0.0),
                                          ("lookup", "token", 1.0), ("lookup", "token", 0.0)):
-        rows = measure(pair, prompts, min(160, half), range(1, 9), warp_at(temperature), options.seed, drafter, verify)
+        some = prompts if drafter == "model" else prompts[:2]
+        rows = measure(pair, some, min(128, half), range(1, 9), warp_at(temperature), options.seed, drafter, verify)
         rows = [{"temperature": temperature, **row} for row in rows]
         print_rows(rows)
         figures["rows"] += rows
     print("\nWhere q is one-hot, at temperature 0 and for lookup, the block rule is the token rule.")
 
-    figures["alpha"] = figures["rows"][3]["alpha"]  # of the draft model, the token rule, temperature 1, gamma 4
-    figures["c"], figures["v"] = step_costs(pair, prompts[0], 4, warp_at(1.0), repeats=100)
-    print("temperature 1, gamma 4, token rule, held-out prompts: alpha {alpha:.3f}, c {c:.3f}, v {v:.3f}".format(**figures))
+    figures |= {name: figures["rows"][3][name] for name in ("alpha", "c", "v")}
+    print("draft model, token rule, temperature 1, gamma 4: alpha {alpha:.3f}, c {c:.3f}, v {v:.3f}".format(**figures))
     return figures
 
 
@@ -482,11 +521,12 @@ def print_rows(rows):
     first = rows[0]
     print(f"\ndrafter {first['drafter']}, verify {first['verify']}, temperature {first['temperature']:g}, "
           f"{first['new_tokens']} new tokens, plain {first['plain_tokens_per_s']:.0f} tokens/s")
-    print("gamma  tokens/pass  accepted/tested    c     v   tokens/s  predicted  speedup (least to most)")
+    print("       tokens per pass            accepted                                    speedup")
+    print("gamma  measured  expected  Eq. 1   /tested      c     v  tokens/s  predicted  measured (least to most)")
     for row in rows:
-        print(f"{row['gamma']:5}{row['tokens_per_pass']:13.2f}{row['alpha']:17.3f}{row['c']:8.3f}{row['v']:6.2f}"
-              f"{row['speculative_tokens_per_s']:9.0f}{row['predicted']:11.2f}{row['speedup']:9.2f}"
-              f" ({row['speedup_min']:.2f} to {row['speedup_max']:.2f})  {bar(row['speedup'])}")
+        print(f"{row['gamma']:5}{row['tokens_per_pass']:10.2f}{row['expected']:10.2f}{row['eq1']:7.2f}{row['alpha']:10.3f}"
+              f"{row['c']:7.3f}{row['v']:6.2f}{row['speculative_tokens_per_s']:10.0f}{row['predicted']:11.2f}"
+              f"{row['speedup']:10.2f} ({row['speedup_min']:.2f} to {row['speedup_max']:.2f})  {bar(row['speedup'])}")
     best, foretold = (max(rows, key=lambda row: row[key]) for key in ("speedup", "predicted"))
     print(f"best gamma: {best['gamma']} measured ({best['speedup']:.2f}x), "
           f"{foretold['gamma']} by theory ({foretold['predicted']:.2f}x)")

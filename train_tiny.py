@@ -163,10 +163,10 @@ def bytes_per_token(encoding):
 
 # ---------------------------------------------------------------- data
 
-def count_windows(data, window):
+def count_windows(data, window, name="text"):
     """How many windows of `window` tokens, each with a next token, the data holds. ValueError for none."""
     if len(data) <= window:
-        raise ValueError(f"the text is too short: {len(data)} tokens, and {window + 1} are the least; give more text")
+        raise ValueError(f"the {name} is too short: {len(data)} tokens, and {window + 1} are the least; give more text")
     return len(data) - window
 
 
@@ -220,19 +220,18 @@ def fit(label, model, draw, loss_of, steps, seconds, seed):
 def opinions(target, draw, steps, seconds, seed):
     """Windows of text with the target's p after each of their tokens, for the draft to imitate.
 
-    Returns (N, window + 1) ids and (N, window, V) probabilities in float16. Asking the target is the
-    dear part of distillation, so it is done once and the draft goes over the answers many times.
+    Returns a list of batches: (B, window + 1) ids and (B, window, V) probabilities in float16. Asking the target
+    is the dear part of distillation, so it is done once and the draft goes over the answers many times.
     """
     device = target.embed.device
     generator = torch.Generator().manual_seed(seed)
-    progress, windows, p = Progress("target's opinions", steps, seconds), [], []
+    progress, answers = Progress("target's opinions", steps, seconds), []
     while progress.done() < 1:
-        (some,) = draw(generator)
+        (windows,) = draw(generator)
         with reduced_precision(device):
-            p.append(target(some[:, :-1].to(device)).float().softmax(-1).half().cpu())
-        windows.append(some)
-        progress.step(some[:, 1:].numel())
-    return torch.cat(windows), torch.cat(p)
+            answers.append((windows, target(windows[:, :-1].to(device)).float().softmax(-1).half().cpu()))
+        progress.step(windows[:, 1:].numel())
+    return answers
 
 
 def reduced_precision(device):
@@ -283,18 +282,16 @@ class Progress:
 
 
 @torch.no_grad()
-def bits_per_byte(model, data, sizes, most=256):
-    """Loss in bits per byte of text, comparable between vocabularies: mean over windows of 256 tokens,
-    or what the context and the data hold, side by side from the start; at most `most` of them."""
-    device = model.embed.device
-    window = min(256, model.config.context, len(data) - 1)
-    count_windows(data, max(1, window))
+def bits_per_byte(model, data, sizes, window, most=256):
+    """Loss in bits per byte of text, comparable between vocabularies: the mean over windows that are evenly spread
+    over the data, `most` of them at most. sizes: see bytes_per_token. ValueError for data of less than one window."""
+    device, count = model.embed.device, count_windows(data, window)
     nats = length = 0
-    for start in range(0, min(most * window, len(data) - window), window):
-        windows = data[start:start + window + 1]
+    for start in range(0, count, math.ceil(count / most)):
+        tokens = data[start:start + window + 1]
         with reduced_precision(device):
-            nats += window * cross_entropy(model, windows[None].to(device)).item()
-        length += sizes[windows[1:]].sum().item()
+            nats += window * cross_entropy(model, tokens[None].to(device)).item()
+        length += sizes[tokens[1:]].sum().item()
     return nats / math.log(2) / length
 
 
@@ -314,12 +311,12 @@ def train_pair(preset, documents, device, seed=0):
     train_part, held_out_part = split_documents(documents)
     encoding = train_tokenizer(train_part, preset.vocab_size)
     data, held_out = encode(train_part, encoding), encode(held_out_part, encoding)
-    sizes = bytes_per_token(encoding)
     print(f"corpus: {len(documents)} documents, {len(data):,} tokens to train on, {len(held_out):,} held out; "
           f"vocabulary: {encoding.n_vocab} tokens", flush=True)
     if encoding.n_vocab < preset.vocab_size:
         print(f"no more pairs of tokens repeat: the vocabulary stops at {encoding.n_vocab} of {preset.vocab_size}")
     count_windows(data, preset.window)
+    count_windows(held_out, preset.window, "held-out tenth of the text")
 
     def model(shape):
         return GPT(Config(encoding.n_vocab, tokenizer=encoding.name, **shape), seed).to(device)
@@ -328,18 +325,22 @@ def train_pair(preset, documents, device, seed=0):
         return (draw_windows(data, preset.batch, preset.window, generator),)
 
     def opinions_of_target(generator):
-        some = torch.randint(len(windows), (preset.batch,), generator=generator)
-        return windows[some], p[some]
+        return answers[torch.randint(len(answers), (), generator=generator)]
 
-    limits = [(steps, 60 * minutes, seed) for steps, minutes in zip(preset.steps, preset.minutes)]
+    def bits_per_byte_of(model):
+        return bits_per_byte(model, held_out, bytes_per_token(encoding), preset.window)
+
+    # Each stage draws windows of its own: the opinions are not only on what the target has just learned.
+    limits = [(steps, 60 * minutes, seed + stage)
+              for stage, (steps, minutes) in enumerate(zip(preset.steps, preset.minutes))]
     target, draft, bits = model(preset.target), model(preset.draft), {}
     fit("target", target, windows_of_text, cross_entropy, *limits[0])
-    bits["target"] = bits_per_byte(target, held_out, sizes)
+    bits["target"] = bits_per_byte_of(target)
     fit("draft", draft, windows_of_text, cross_entropy, *limits[1])
-    bits["draft before distillation"] = bits_per_byte(draft, held_out, sizes)
-    windows, p = opinions(target, windows_of_text, *limits[2])
+    bits["draft before distillation"] = bits_per_byte_of(draft)
+    answers = opinions(target, windows_of_text, *limits[2])
     fit("draft, distilling", draft, opinions_of_target, total_variation, *limits[3])
-    bits["draft"] = bits_per_byte(draft, held_out, sizes)
+    bits["draft"] = bits_per_byte_of(draft)
     print("held-out bits per byte: " + ", ".join(f"{name} {value:.3f}" for name, value in bits.items()))
     return Pair(target, draft, encoding, bits, excerpts("".join(held_out_part)))
 
@@ -391,20 +392,20 @@ def load_pair(directory, device="cpu", dtype=None):
         pair = Pair(target, draft, encoding, whole["bits_per_byte"], whole["prompts"])
     except Exception as error:
         raise ValueError(f"{path} is not a whole pair of this program ({type(error).__name__}): train it again") from error
-    check_vocabulary(pair)
+    check_vocabulary(target.config, draft.config)
+    check_vocabulary(target.config, Config(encoding.n_vocab, tokenizer=encoding.name))
     fast = torch.bfloat16 if bfloat16_pays(device) else torch.float32
     target.to(device, dtype or fast)
     draft.to(device, dtype or (torch.float32 if device.type == "cpu" else fast))
     return pair
 
 
-def check_vocabulary(pair):
-    """Raises ValueError unless target, draft and tokenizer speak of the same tokens."""
-    target, draft, encoding = pair.target.config, pair.draft.config, pair.encoding
-    if target.vocab_size != draft.vocab_size:
-        raise ValueError(f"the vocabularies differ: {target.vocab_size} tokens in the target, {draft.vocab_size} in the draft")
-    if not target.tokenizer == draft.tokenizer == encoding.name or target.vocab_size != encoding.n_vocab:
-        raise ValueError("the vocabularies differ: target, draft and tokenizer were not trained together")
+def check_vocabulary(target, other):
+    """Raises ValueError unless the two configs, of a target and of what works with it, speak of the same tokens."""
+    if target.vocab_size != other.vocab_size:
+        raise ValueError(f"the vocabularies differ: {target.vocab_size} tokens in the target, and {other.vocab_size}")
+    if target.tokenizer != other.tokenizer:
+        raise ValueError("the vocabularies differ: they are of one size, but of two tokenizers")
 
 
 # ---------------------------------------------------------------- command line

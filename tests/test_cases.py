@@ -24,12 +24,11 @@ import specdec
 import train_tiny
 from exact import distance, law
 from model import GPT, Config, KVCache
-from rigs import DEVICE, random_gpt
-from sampling import VERIFY, chooser, residual, verify_token, warp
+from rigs import (DEVICE, MICRO, SOURCE, Scripted, forbidden, identity_rig, micro_pair, quiet_pair, random_gpt, saying,
+                  seeded)
+from sampling import VERIFY, residual, verify_token, warp
 from specdec import Round, draft_model, plain, prompt_lookup, speculative, stream, tally
-from test_training import MICRO, SOURCE, micro_pair, quiet_pair
-from train_tiny import (END_OF_TEXT, Pair, bits_per_byte, check_vocabulary, draw_windows, encode, load_pair, save_pair,
-                        train_tokenizer)
+from train_tiny import END_OF_TEXT, Pair, bits_per_byte, draw_windows, encode, load_pair, save_pair, train_tokenizer
 
 HERE = Path(__file__).resolve().parent
 EXACT = 1e-12
@@ -37,45 +36,8 @@ greedy = partial(warp, temperature=0)
 rules = pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY.keys())
 
 
-class Scripted:
-    """Quacks like a GPT in float64, but what comes after i+1 tokens of a text is row i of a table of
-    probabilities, whatever the tokens are. The last row holds for all that follow."""
-
-    def __init__(self, table, context=64):
-        self.embed = torch.tensor(table, dtype=torch.float64, device=DEVICE).log()  # (rows, V) logits
-        self.config = Config(self.embed.shape[1], context=context, n_head=1, n_embd=1)
-
-    def __call__(self, ids, cache=None, rows=None):
-        start = cache.length if cache else 0
-        end = start + ids.shape[1]
-        if end > self.config.context:
-            raise ValueError(f"{end} tokens do not fit the context of {self.config.context}")
-        if cache:
-            cache.length = end
-        positions = torch.arange(end - min(rows or end - start, end - start), end, device=ids.device)
-        return self.embed[positions.clamp(max=len(self.embed) - 1)][None]  # (1, rows, V)
-
-
-def saying(*tokens, vocab=10):
-    """A Scripted model that is certain of these tokens, one after another; the last one again and again."""
-    return Scripted([[float(i == token) for i in range(vocab)] for token in tokens])
-
-
-def seeded(seed=0):
-    return chooser(torch.Generator(DEVICE).manual_seed(seed))
-
-
-def forbidden(*_, **__):
-    raise AssertionError("this must not be called")
-
-
 def text(rounds):
     return [token for one in rounds for token in one.new]
-
-
-def identity_rig(**shape):
-    """(target, draft): two models with the same weights."""
-    return random_gpt(**shape), random_gpt(**shape)
 
 
 def first_token_law(target, draft, warp=warp, verify=verify_token):
@@ -455,16 +417,27 @@ def test_data_is_long_enough_for_its_windows_or_refused(tokens, windows):
     assert {tuple(w) for w in drawn.tolist()} == {tuple(range(i, i + 9)) for i in range(windows)}
 
 
-@pytest.mark.parametrize("tokens", (1, 2, 7, 8, 9, 10, 17))
-def test_held_out_text_is_measured_however_short_and_refused_without_a_next_token(tokens):
+@pytest.mark.parametrize("tokens, windows", ((1, 0), (7, 0), (8, 0), (9, 1), (10, 2), (500, 256 - 10)))
+def test_held_out_text_is_measured_in_windows_from_end_to_end_or_refused(tokens, windows):
     """A model that is sure of nothing needs log2(V) bits a token, here of one byte each."""
-    model = GPT(Config(32, context=8, n_head=2, n_embd=8)).to(DEVICE)
-    data, sizes = torch.arange(tokens), torch.ones(32)
-    if tokens == 1:
-        with pytest.raises(ValueError, match="too short"):
-            bits_per_byte(model, data, sizes)
-    else:
-        assert bits_per_byte(model, data, sizes) == pytest.approx(5, rel=1e-5)
+    model, starts = GPT(Config(512, context=8, n_head=2, n_embd=8)).to(DEVICE), []
+    model.register_forward_pre_hook(lambda _, arguments: starts.append(arguments[0][0, 0].item()))
+    data, sizes = torch.arange(tokens), torch.ones(512)
+    if windows == 0:
+        with pytest.raises(ValueError, match=f"{tokens} tokens, and 9"):
+            bits_per_byte(model, data, sizes, 8)
+        return
+    assert bits_per_byte(model, data, sizes, 8) == pytest.approx(9, rel=1e-5)
+    assert len(starts) == windows and starts[0] == 0 and tokens - 9 - starts[-1] <= tokens // 256
+
+
+@pytest.mark.parametrize("train, held_out, said", [("ab" * 3, SOURCE, "the text is too short"),
+                                                   (SOURCE, "ab" * 3, "the held-out tenth of the text is too short")])
+def test_a_part_of_the_text_without_a_window_stops_the_training_before_it_starts(train, held_out, said, monkeypatch):
+    monkeypatch.setattr(train_tiny, "fit", forbidden)
+    monkeypatch.setattr(train_tiny, "split_documents", lambda _: ([train], [held_out]))
+    with pytest.raises(ValueError, match=said):
+        train_tiny.train_pair(MICRO, ["either"], DEVICE)
 
 
 # ---------------------------------------------------------------- checkpoint
@@ -531,15 +504,24 @@ def other_pair(case):
 @pytest.mark.parametrize("case", ("fewer rows in the draft", "draft of another tokenizer", "both of another tokenizer",
                                   "more rows than tokens"))
 def test_models_of_different_vocabularies_are_refused_before_anything_is_generated(case, tmp_path, monkeypatch, capsys):
-    check_vocabulary(other_pair("none"))
-    with pytest.raises(ValueError, match="vocabularies differ"):
-        check_vocabulary(other_pair(case))
+    save_pair(other_pair("none"), tmp_path)
+    load_pair(tmp_path)
     save_pair(other_pair(case), tmp_path)
     monkeypatch.setattr(GPT, "forward", forbidden)
     with pytest.raises(SystemExit) as end:
         specdec.main(["--checkpoint", str(tmp_path), "--device", DEVICE.type])
     out, err = capsys.readouterr()
     assert end.value.code == 2 and out == "" and "vocabularies differ" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("draft, said", [(Config(48, 16, n_embd=8), "64 tokens in the target, and 48"),
+                                         (Config(64, 16, n_embd=8, tokenizer="other"), "two tokenizers")], ids=("48 rows", "other"))
+def test_a_drafter_of_another_vocabulary_is_refused_before_any_work(draft, said):
+    target, draft = (GPT(config).to(DEVICE) for config in (Config(64, 16, n_embd=8, tokenizer="one"), draft))
+    for model in (target, draft):
+        model.register_forward_pre_hook(forbidden)
+    with pytest.raises(ValueError, match=f"vocabularies differ.*{said}"):
+        next(speculative(target, draft_model(draft, warp), [0], 5, 2, warp, forbidden))
 
 
 # ---------------------------------------------------------------- near ties

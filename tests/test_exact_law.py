@@ -15,8 +15,9 @@ import torch
 
 from exact import distance, expectation, law
 from rigs import DEVICE, autoregressive_law, random_gpt
-from sampling import VERIFY, expected_tokens, verify_block, verify_token, warp
-from specdec import draft_model, plain, prompt_lookup, speculative
+from sampling import VERIFY, expected_passes, expected_tokens, verify_block, verify_token, warp
+from specdec import draft_model, plain, prompt_lookup, speculative, text_ratios
+from train_tiny import Pair
 
 gpt = functools.cache(random_gpt)
 PROMPT = [0, 1, 1, 0, 1]
@@ -152,7 +153,7 @@ def test_the_end_of_text_was_met_at_every_place_of_a_round(rule):
 
 # ---------------------------------------------------------------- the number of target passes
 
-def expected_passes(p, q, vocab, max_new, gamma, rule, eos=None):
+def reference_passes(p, q, vocab, max_new, gamma, rule, eos=None):
     """The exact mean number of target passes, by recursion over texts: nothing of the code under test is in it.
 
     p(text), q(text): lists of probabilities. Think of mass: `drawn` is the mass of rounds that drafted the end
@@ -200,13 +201,33 @@ def test_expected_passes_are_what_p_and_q_make_them(name, rule):
     case = CASES[name]
     p = without_cache(case.models[0], case.warp)
     q = without_cache(*MODELS[case.drafter](*case.models, case.warp))
-    wanted = expected_passes(p, q, case.vocab, case.new, case.gamma, rule, case.eos)
+    wanted = reference_passes(p, q, case.vocab, case.new, case.gamma, rule, case.eos)
     assert abs(mean_passes(name, rule) - wanted) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["T=.5", "T=1", "T=1.7", "top-k", "top-p", "three drafts"])
 def test_block_rule_needs_fewer_passes_than_the_token_rule(name):
     assert mean_passes(name, "block") < mean_passes(name, "token") - 1e-3
+
+
+PREDICTED = {name: "lookup" if case.drafter == "prompt lookup" else "model" for name, case in CASES.items()
+             if case.eos is None and case.drafter in ("draft model", "target itself", "prompt lookup", "short context")}
+
+
+@both_rules
+@pytest.mark.parametrize("name", PREDICTED)
+def test_passes_predicted_for_a_text_are_the_mean_over_all_ways_to_write_it(name, rule):
+    case = CASES[name]
+    target, draft = case.models
+    draft = {"target itself": target, "short context": gpt(case.vocab, context=len(PROMPT) + 2, seed=2)}.get(case.drafter, draft)
+    ways = defaultdict(list)  # text -> (probability, passes) of each way
+    for history, weight in histories(name, rule).items():
+        ways[text(history)].append((weight, len(history)))
+    for tokens, found in ways.items():
+        mean = sum(weight * passes for weight, passes in found) / sum(weight for weight, _ in found)
+        ratios = text_ratios(Pair(target, draft, None, {}, []), [*PROMPT, *tokens], len(PROMPT), case.gamma, case.warp,
+                             PREDICTED[name])
+        assert abs(expected_passes(ratios, rule) - mean) < 1e-12
 
 
 @both_rules

@@ -20,11 +20,9 @@ import pytest
 import torch
 
 from model import GPT, Config
-from rigs import DEVICE, autoregressive_law, random_gpt
-from sampling import VERIFY, chooser, warp
+from rigs import DEVICE, MICRO, SOURCE, Scripted, autoregressive_law, quiet_pair, random_gpt, seeded
+from sampling import VERIFY, warp
 from specdec import draft_model, plain, prompt_lookup, speculative
-from test_cases import Scripted
-from test_training import MICRO, SOURCE, quiet_pair
 
 DELTA = 1e-9
 rules = pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY.keys())
@@ -43,10 +41,6 @@ def frequencies(ids, shape):
     """How often each outcome occurs: ids (N, len(shape)) -> a tensor of the shape given that sums to 1."""
     index = np.ravel_multi_index(ids.cpu().numpy().T, shape)
     return torch.from_numpy(np.bincount(index, minlength=math.prod(shape)) / len(ids)).view(shape)
-
-
-def seeded(seed=0):
-    return chooser(torch.Generator(DEVICE).manual_seed(seed))
 
 
 # ---------------------------------------------------------------- the draw

@@ -1,9 +1,6 @@
 """Training, from the corpus to the checkpoint: what is bad is refused, and what is good survives an interruption."""
 
-import contextlib
-import functools
 import io
-import math
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -16,55 +13,9 @@ from hypothesis import strategies as st
 import specdec
 import train_tiny
 from model import GPT, Config
-from rigs import DEVICE, random_gpt
-from train_tiny import (PRESETS, bits_per_byte, bytes_per_token, cross_entropy, draw_windows, encode, load_pair,
-                        pair_path, read_documents, save_pair, split_documents, total_variation, train_pair)
-
-SOURCE = Path(textwrap.__file__).read_text(encoding="utf-8")  # one module of the standard library, 20,000 characters
-
-# The default preset made so small that it trains in a second. It ends after its steps, whatever time they take, so
-# that it can be repeated.
-TINY = PRESETS["tiny"]
-MICRO = replace(TINY, vocab_size=300, batch=4, window=16,
-                target=dict(n_layer=2, n_head=2, n_embd=16), draft=dict(n_layer=1, n_head=2, n_embd=8),
-                steps=(40,) * len(TINY.steps), minutes=(math.inf,) * len(TINY.minutes))
-
-
-def quiet_pair(preset, documents, seed=0):
-    """Trained on the CPU, where sums have one order."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        return train_pair(preset, documents, torch.device("cpu"), seed)
-
-
-@functools.cache
-def micro_pair():
-    """The pair that all tests of the command line share. Not to be written to."""
-    return quiet_pair(MICRO, [SOURCE])
-
-
-def ended(program, arguments, capsys):
-    """(exit code, stdout, stderr) of a command line."""
-    capsys.readouterr()
-    try:
-        program.main([str(argument) for argument in arguments])
-        code = 0
-    except SystemExit as end:
-        code = end.code
-    return (code, *capsys.readouterr())
-
-
-def is_one_clear_line(result, *words):
-    """Exit code 2, one line on stderr that has these words in it, nothing on stdout."""
-    code, out, err = result
-    assert (code, out, err.count("\n")) == (2, "", 1), result
-    assert all(word in err for word in words), err
-    return True
-
-
-@pytest.fixture
-def micro_preset(monkeypatch):
-    """The command line trains the micro pair by default."""
-    monkeypatch.setitem(train_tiny.PRESETS, "tiny", MICRO)
+from rigs import DEVICE, MICRO, SOURCE, ended, is_one_clear_line, micro_pair, quiet_pair, random_gpt
+from train_tiny import (bits_per_byte, bytes_per_token, cross_entropy, draw_windows, encode, load_pair, pair_path,
+                        read_documents, save_pair, split_documents, total_variation)
 
 
 # ---------------------------------------------------------------- corpus
@@ -124,7 +75,7 @@ def test_training_learns():
     """A model that is sure of nothing has log2(V) bits a token."""
     pair = micro_pair()
     held_out = encode(split_documents([SOURCE])[1], pair.encoding)
-    untrained = bits_per_byte(GPT(pair.target.config), held_out, bytes_per_token(pair.encoding))
+    untrained = bits_per_byte(GPT(pair.target.config), held_out, bytes_per_token(pair.encoding), MICRO.window)
     assert pair.bits_per_byte["target"] < 0.8 * untrained and pair.bits_per_byte["draft"] < 0.9 * untrained
 
 

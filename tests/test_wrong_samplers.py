@@ -15,7 +15,7 @@ import torch
 from exact import distance, every_outcome
 from rigs import DEVICE, autoregressive_law
 from sampling import chooser, verify_block, warp
-from test_exact_law import expected_passes, without_cache
+from test_exact_law import reference_passes, without_cache
 from wrong_samplers import (DRAFT, EOS, FIRST, GREEDY, LAW, PASSES, PROPERTY, RIGHT, SETTINGS, STATISTICS, TARGET,
                             VOCAB, WALL, decode, gpt)
 
@@ -98,7 +98,7 @@ def expected_target_passes(name):
 
     def difference(rig):
         mean = sum(weight * passes for weight, _, passes, _ in histories(name, rig))
-        return abs(mean - expected_passes(p, q, VOCAB, rig[1], rig[0], rule, EOS))
+        return abs(mean - reference_passes(p, q, VOCAB, rig[1], rig[0], rule, EOS))
 
     return all(difference(rig) < 1e-12 for rig in RIGS)
 
