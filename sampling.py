@@ -79,15 +79,15 @@ def chooser(generator):
 
 # ---------------------------------------------------------------- accept or correct
 
-def residual(p, q):
-    """norm(max(0, p - q)): the target's probability that q leaves uncovered.
+def residual(p, q, keep=1.0):
+    """norm(max(0, keep·p - q)): the target's probability that q leaves uncovered.
 
-    p, q (V,) -> (V,). Where p and q are equal up to rounding nothing is left; then it is norm(p).
+    p, q (V,) -> (V,). Where the two are equal up to rounding nothing is left; then it is p.
     (L, section 2.3 and appendix A.1.)
     """
-    left = (p - q).clamp(min=0)
-    left = torch.where(left.sum() > 0, left, p)
-    return left / left.sum()
+    left = (keep * p - q).clamp(min=0)
+    total = left.sum()
+    return torch.where(total > 0, left / total, p)
 
 
 def next_token(p, q, keep, n, choose):
@@ -98,13 +98,13 @@ def next_token(p, q, keep, n, choose):
     """
     q = F.pad(q, (0, 0, 0, 1))  # (γ+1, V)
     row = n.view(1)  # a one-element index, not p[n]: that would read n back from the device
-    return choose(residual(keep * p.index_select(0, row)[0], q.index_select(0, row)[0]))
+    return choose(residual(p.index_select(0, row)[0], q.index_select(0, row)[0], keep))
 
 
 def ratios(p, q, drafted):
-    """p(x) / q(x) for each drafted token, always finite: (γ+1, V), (γ, V), (γ,) -> (γ,)."""
+    """p(x) / q(x) for each drafted token: (γ+1, V), (γ, V), (γ,) -> (γ,). Infinite where q(x) is 1e-45, say."""
     x = drafted[:, None]
-    return (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0].clamp(max=1e30)  # q(x) may be as small as 1e-45
+    return (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0]
 
 
 def verify_token(p, q, drafted, choose):
@@ -123,7 +123,7 @@ def verify_token(p, q, drafted, choose):
 def block_keep(p, q, drafted):
     """keep[i] = P(at least i drafts stand | the first i drafts), of the block rule: -> (γ+1,)."""
     keep = [torch.ones_like(p[0, 0])]
-    for ratio in ratios(p, q, drafted):
+    for ratio in ratios(p, q, drafted).clamp(max=1e30):  # finite, since 0 · inf is NaN
         keep.append((keep[-1] * ratio).clamp(max=1))
     return torch.stack(keep)
 

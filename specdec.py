@@ -45,7 +45,7 @@ def plain(target, tokens, max_new, warp, choose, eos=None):
     check_room(target, tokens, max_new)
     for _ in range(max_new):
         p = next_distributions(target, cache, tokens, warp)  # (1, V)
-        (token,) = read(choose(p), p)
+        (token,) = read([choose(p)], p.sum())
         tokens.append(token)
         yield token
         if token == eos:
@@ -64,10 +64,10 @@ def next_distributions(model, cache, tokens, warp, drafted=None):
     return warp(model(feed[None], cache, rows)[0])
 
 
-def read(ids, *distributions):
-    """The one transfer from device to host a round: ids as Python ints. ValueError if a distribution has NaN."""
-    nan = sum(probs.sum() for probs in distributions).isnan()
-    *ids, nan = torch.cat([ids.view(-1), nan.view(1)]).tolist()
+def read(ids, total):
+    """The one transfer from device to host a round: tensors of ids as Python ints. ValueError if the total of the
+    distributions is NaN, since then one of them has NaN in it."""
+    *ids, nan = torch.cat([part.view(-1) for part in (*ids, total.isnan())]).tolist()
     if nan:
         raise ValueError("a model's logits are NaN")
     return ids
@@ -129,7 +129,7 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
 
         # 3. Accept a run of drafts, and draw the token after it from what is left of p.
         n, token = verify(p, q, drafted, choose)
-        n, token, *drafts = read(torch.cat([n.view(1), token.view(1), drafted]), p, q)
+        n, token, *drafts = read([n, token, drafted], p.sum() + q.sum())
 
         # 4. Commit, up to an end of text.
         new = drafts[:n] + [token]
@@ -159,12 +159,13 @@ def draft_model(draft, warp):
         gamma = max(0, min(gamma, config.context + 1 - len(tokens)))
         cache.length = min(cache.length, len(tokens) - 1)  # forget drafts that were rejected
         feed = torch.tensor(tokens[cache.length:], device=draft.embed.device)
-        drafted = feed.new_empty(gamma)
-        q = cache.keys_values.new_empty(gamma, config.vocab_size)  # float32 or wider, as warp returns
-        for i in range(gamma):
-            q[i] = warp(draft(feed[None], cache, rows=1)[0, 0])
-            feed = drafted[i:i + 1] = choose(q[i:i + 1])
-        return drafted, q
+        drafted = [feed[:0]]
+        q = [cache.keys_values.new_empty(0, config.vocab_size)]  # float32 or wider, as warp returns
+        for _ in range(gamma):
+            q.append(warp(draft(feed[None], cache, rows=1)[0]))  # (1, V)
+            feed = choose(q[-1])  # (1,)
+            drafted.append(feed)
+        return torch.cat(drafted), torch.cat(q)
 
     propose.config = config  # so that the loop can refuse a draft of another vocabulary
     return propose
@@ -274,14 +275,15 @@ def generate(pair, options, warp):
     if options.max_new == 0:
         return {}
     # Timed to the full length, past an end of text, so that both ways do the same work.
-    (row,) = measure(pair, [tokens], options.max_new, [options.gamma], warp, options.seed, options.drafter, options.verify)
+    (row,) = measure(pair, [tokens], options.max_new, [options.gamma], warp, options.seed, options.drafter,
+                     options.verify)
     line = "{:12}{:>10}{:>13}{:>16}{:>14}{:>18}".format
     print("\n" + line("", "tokens/s", "new tokens", "target passes", "tokens/pass", "accepted/tested"))
     print(line("plain", f"{row['plain_tokens_per_s']:.0f}", options.max_new, options.max_new, "1.00", ""))
     print(line("speculative", f"{row['speculative_tokens_per_s']:.0f}", row["new_tokens"], row["passes"],
                f"{row['tokens_per_pass']:.2f}", f"{row['accepted']}/{row['tested']}"))
-    print(f"speedup {row['speedup']:.2f}x ({row['speedup_min']:.2f} to {row['speedup_max']:.2f} in 3 runs); theory predicts "
-          f"{row['predicted']:.2f}x from alpha {row['alpha']:.2f}, c {row['c']:.3f}, v {row['v']:.2f}")
+    print(f"speedup {row['speedup']:.2f}x ({row['speedup_min']:.2f} to {row['speedup_max']:.2f} in 3 runs); theory "
+          f"predicts {row['predicted']:.2f}x from alpha {row['alpha']:.2f}, c {row['c']:.3f}, v {row['v']:.2f}")
     print(f"on {device_name(pair)}, {dtype_name(pair.target)}, {torch.get_num_threads()} threads")
     print("written by: " + ", ".join(coloured(f"{writer} {writers.count(writer)}", writer) for writer in COLOURS))
     return {"temperature": options.temperature, **row}
@@ -316,65 +318,101 @@ def tally(rounds):
 
 
 def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify="token", repeats=3):
-    """Decode the prompts plainly and at each gamma, in turn, `repeats` times over; a dict of figures a gamma.
+    """Decode each prompt plainly and at each gamma, in turn, `repeats` times over; a dict of figures a gamma.
 
-    Speedups are ratios within one repeat: their median, least and greatest. Counts are those of one repeat.
+    A machine is faster at some times than at others, so what is compared is run side by side. Speedups are ratios
+    within one repeat: their median, least and greatest. Counts are those of one repeat.
     """
     device = pair.target.embed.device
-    jobs = list(enumerate(prompts, seed))  # another seed for each prompt
+    seconds = {gamma: [0.0] * repeats for gamma in (0, *gammas)}  # 0 is plain decoding
+    texts = {gamma: [[]] * len(prompts) for gamma in gammas}  # the rounds of each prompt
+    costs = {gamma: [] for gamma in gammas}
 
-    def plainly(new=max_new):
-        return [list(decode_plain(pair, tokens, new, warp, s)) for s, tokens in jobs]
+    def decode(i, gamma, new):
+        if gamma == 0:
+            return list(decode_plain(pair, prompts[i], new, warp, seed + i))
+        return list(decode_speculative(pair, prompts[i], new, gamma, warp, seed + i, drafter, verify))
 
-    def speculatively(gamma, new=max_new):
-        return [list(decode_speculative(pair, tokens, new, gamma, warp, s, drafter, verify)) for s, tokens in jobs]
+    for gamma in seconds:
+        decode(0, gamma, min(8, max_new))  # the first run of each shape is slow: not timed
+    for repeat in range(repeats):
+        for i, prompt in enumerate(prompts):
+            for gamma in seconds:
+                text, taken = clock(device, lambda: decode(i, gamma, max_new))
+                seconds[gamma][repeat] += taken
+                if gamma > 0:
+                    texts[gamma][i] = text
+                    costs[gamma].append(step_costs(pair, prompt, text, gamma, warp, drafter, verify))
+    return [{"drafter": drafter, "verify": verify, "gamma": gamma,
+             **rates(max_new * len(prompts), seconds[0], seconds[gamma]),
+             **prediction(pair, prompts, texts[gamma], costs[gamma], warp, gamma, drafter, verify)} for gamma in gammas]
 
-    few = min(8, max_new)
-    plainly(few)  # the first runs of each shape are slow: not timed
-    for gamma in gammas:
-        speculatively(gamma, few)
-    new_tokens = max_new * len(prompts)
-    plain_rates, rates, texts = [], {gamma: [] for gamma in gammas}, {}
+
+def rates(new_tokens, plain_seconds, seconds):
+    """Tokens a second and speedups, from the seconds that each repeat took."""
+    speedups = [theirs / mine for theirs, mine in zip(plain_seconds, seconds)]
+    return {"plain_tokens_per_s": new_tokens / statistics.median(plain_seconds),
+            "speculative_tokens_per_s": new_tokens / statistics.median(seconds),
+            "speedup": statistics.median(speedups), "speedup_min": min(speedups), "speedup_max": max(speedups)}
+
+
+@torch.inference_mode()
+def step_costs(pair, prompt, rounds, gamma, warp, drafter="model", verify="token", repeats=2):
+    """(c, v): a draft step and a verification pass, each over a plain step, medians in the middle of a text.
+
+    All that a step needs is in it: the forward pass, the warp, the draw, the read. Plain steps follow one another
+    and so do rounds, as in decoding: what a step finds in the processor's caches is what the one before it left.
+    """
+    target, device, context = pair.target, pair.target.embed.device, pair.target.config.context
+    gamma = min(gamma, context - 1)
+    tokens = prompt + [token for one in rounds[:len(rounds) // 2] for token in one.new]
+    tokens = tokens[:context - gamma]
+    choose, propose, cache = seeded(device, 0), make_drafter(drafter, pair, warp), KVCache(target)
+    drafted = torch.zeros(gamma, dtype=torch.long, device=device)  # any drafts will do for the clock
+    q = torch.full((gamma, target.config.vocab_size), 1 / target.config.vocab_size, device=device)
+
+    def plain_step():
+        cache.length = min(cache.length, len(tokens) - 1)
+        p = next_distributions(target, cache, tokens, warp)
+        read([choose(p)], p.sum())
+
+    def draft():
+        propose(tokens, gamma, choose)
+
+    def verification():
+        cache.length = len(tokens) - 1
+        p = next_distributions(target, cache, tokens, warp, drafted)
+        n, token = VERIFY[verify](p, q, drafted, choose)
+        read([n, token, drafted], p.sum() + q.sum())
+
+    times = {work: [] for work in (plain_step, draft, verification)}
     for _ in range(repeats):
-        plain_rates.append(new_tokens / clock(device, plainly)[1])
-        for gamma in gammas:
-            texts[gamma], seconds = clock(device, lambda: speculatively(gamma))
-            rates[gamma].append(new_tokens / seconds)
-
-    rows = []
-    for gamma in gammas:
-        speedups = [mine / theirs for mine, theirs in zip(rates[gamma], plain_rates)]
-        counts = tally([one for rounds in texts[gamma] for one in rounds])
-        rows.append({
-            "drafter": drafter, "verify": verify, "gamma": gamma,
-            **counts, "tokens_per_pass": counts["new_tokens"] / counts["passes"],
-            "plain_tokens_per_s": statistics.median(plain_rates),
-            "speculative_tokens_per_s": statistics.median(rates[gamma]),
-            "speedup": statistics.median(speedups), "speedup_min": min(speedups), "speedup_max": max(speedups),
-            **prediction(pair, prompts, texts[gamma], warp, gamma, drafter, verify),
-        })
-    return rows
+        for work in [plain_step] * 5 + [draft, verification] * 4:
+            times[work].append(clock(device, work)[1])
+    one, drafting, many = map(statistics.median, times.values())
+    return drafting / gamma / one, many / one
 
 
 # ---------------------------------------------------------------- theory, from alpha, c and v
 
-def prediction(pair, prompts, texts, warp, gamma, drafter, verify):
-    """What theory makes of the measured acceptance, c and v. texts: for each prompt its rounds.
+def prediction(pair, prompts, texts, costs, warp, gamma, drafter, verify):
+    """The counts, and what theory makes of the measured acceptance, c and v. texts: for each prompt its rounds.
 
     "expected" is tokens per pass from the acceptance of each token, "eq1" from their mean alpha: equation 1 holds
     if they are i.i.d., and not for the block rule. "predicted" is the speedup at "expected" tokens per pass.
     """
     rounds = [one for text in texts for one in text]
-    drafts = [len(one.drafted) for one in rounds]
-    alpha = sum(one.accepted for one in rounds) / max(1, sum(one.tested for one in rounds))
-    whole = [prompt + [token for one in text for token in one.new] for prompt, text in zip(prompts, texts)]
-    passes = sum(expected_passes(text_ratios(pair, tokens, len(prompt), gamma, warp, drafter), verify)
-                 for tokens, prompt in zip(whole, prompts))
-    expected = sum(len(tokens) - len(prompt) for tokens, prompt in zip(whole, prompts)) / passes
-    middle = whole[0][:(len(prompts[0]) + len(whole[0])) // 2]
-    c, v = step_costs(pair, middle, max(1, round(statistics.mean(drafts))), warp, drafter, verify)
-    return {"alpha": alpha, "c": c, "v": v, "eq1": statistics.mean(expected_tokens(alpha, n) for n in drafts),
-            "expected": expected, "predicted": expected / (v + c * statistics.mean(drafts))}
+    counts = tally(rounds)
+    alpha = counts["accepted"] / max(1, counts["tested"])
+    passes = 0
+    for prompt, text in zip(prompts, texts):
+        tokens = prompt + [token for one in text for token in one.new]
+        passes += expected_passes(text_ratios(pair, tokens, len(prompt), gamma, warp, drafter), verify)
+    expected = counts["new_tokens"] / passes
+    c, v = map(statistics.median, zip(*costs))
+    return {**counts, "tokens_per_pass": counts["new_tokens"] / counts["passes"], "expected": expected,
+            "eq1": statistics.mean(expected_tokens(alpha, len(one.drafted)) for one in rounds),
+            "alpha": alpha, "c": c, "v": v, "predicted": expected / (v + gamma * c)}
 
 
 @torch.inference_mode()
@@ -400,43 +438,6 @@ def text_ratios(pair, tokens, start, gamma, warp, drafter="model"):
         drawn = q.gather(-1, came[:, None])[:, 0].where(drafted == came, 0)
         places.append((drawn / p[t - start:t - start + len(came)]).clamp(max=1e30).tolist())
     return places
-
-
-@torch.inference_mode()
-def step_costs(pair, tokens, gamma, warp, drafter="model", verify="token", repeats=15):
-    """(c, v): a draft step and a verification pass, each over a plain step, medians of interleaved runs.
-
-    All that a step needs is in it: the forward pass, the warp, the draw, the read. Plain steps follow one another
-    and so do rounds, as in decoding: what a step finds in the processor's caches is what the one before it left.
-    """
-    target, device = pair.target, pair.target.embed.device
-    choose, propose, cache = seeded(device, 0), make_drafter(drafter, pair, warp), KVCache(target)
-    vocab, context = target.config.vocab_size, target.config.context
-    gamma = min(gamma, context - 1)
-    tokens = tokens[:context - gamma]
-    drafted = torch.zeros(gamma, dtype=torch.long, device=device)  # any drafts will do for the clock
-    q = torch.full((gamma, vocab), 1 / vocab, device=device)
-
-    def plain_step():
-        cache.length = min(cache.length, len(tokens) - 1)
-        p = next_distributions(target, cache, tokens, warp)
-        read(choose(p), p)
-
-    def draft():
-        propose(tokens, gamma, choose)
-
-    def verification():
-        cache.length = len(tokens) - 1
-        p = next_distributions(target, cache, tokens, warp, drafted)
-        n, token = VERIFY[verify](p, q, drafted, choose)
-        read(torch.cat([n.view(1), token.view(1), drafted]), p, q)
-
-    times = {work: [] for work in (plain_step, draft, verification)}
-    for _ in range(repeats):
-        for work in [plain_step] * 5 + [draft, verification] * 4:
-            times[work].append(clock(device, work)[1])
-    one, drafting, many = map(statistics.median, times.values())
-    return drafting / gamma / one, many / one
 
 
 # ---------------------------------------------------------------- bench: where the time goes
@@ -484,9 +485,9 @@ def dtype_name(model):
 def bottleneck(target):
     """Time of a target pass against the rows it carries, and against the tokens in the cache before it."""
     config, device, cache = target.config, target.embed.device, KVCache(target)
-    moved = sum(w.numel() * w.element_size() for w in target.parameters()) - target.embed.numel() * target.embed.element_size()
-
     cache.keys_values.zero_()
+    read = [w for w in target.parameters() if w is not target.embed]  # of the embedding, only a row a token
+    moved = sum(w.numel() * w.element_size() for w in read)
 
     def pass_ms(rows, cached):
         ids = torch.zeros(1, rows, dtype=torch.long, device=device)
@@ -500,8 +501,9 @@ def bottleneck(target):
     quarter = max(1, config.context // 4)
     pass_ms(1, quarter)  # warm up
     by_rows = {rows: pass_ms(rows, quarter) for rows in (1, 2, 4, 8, 16) if rows <= quarter}
-    print(f"\nOne target pass with {quarter} tokens cached. It reads {moved / 1e6:.1f} MB of weights, "
-          "however many rows it carries:")
+    fastest = memory_rate(device)
+    print(f"\nOne target pass with {quarter} tokens cached. It reads {moved / 1e6:.1f} MB of weights, however many "
+          f"rows it carries.\nThe sum of a large array reads memory at {fastest:.1f} GB/s here.")
     for rows, ms in by_rows.items():
         print(f"{rows:4} rows {ms:8.2f} ms {moved / ms / 1e6:8.1f} GB/s   {bar(ms / by_rows[1])} {ms / by_rows[1]:.2f}")
     by_length = {cached: pass_ms(1, cached) for cached in (0, quarter, 2 * quarter, 3 * quarter, config.context - 1)}
@@ -509,7 +511,14 @@ def bottleneck(target):
     print(f"\nOne row against the tokens in the cache, which takes {size / 1e6:.1f} MB whatever it holds:")
     for cached, ms in by_length.items():
         print(f"{cached:4} cached {ms:6.2f} ms   {bar(ms / by_rows[1])}")
-    return {"pass_ms": by_rows, "pass_ms_by_length": by_length}
+    return {"memory_gb_per_s": fastest, "pass_ms": by_rows, "pass_ms_by_length": by_length}
+
+
+def memory_rate(device):
+    """GB/s at which the device reads an array that is larger than its caches."""
+    array = torch.ones(2 ** 26, device=device)
+    seconds = statistics.median(clock(device, array.sum)[1] for _ in range(7))
+    return array.numel() * array.element_size() / seconds / 1e9
 
 
 def bar(ratio):
@@ -524,8 +533,9 @@ def print_rows(rows):
     print("       tokens per pass            accepted                                    speedup")
     print("gamma  measured  expected  Eq. 1   /tested      c     v  tokens/s  predicted  measured (least to most)")
     for row in rows:
-        print(f"{row['gamma']:5}{row['tokens_per_pass']:10.2f}{row['expected']:10.2f}{row['eq1']:7.2f}{row['alpha']:10.3f}"
-              f"{row['c']:7.3f}{row['v']:6.2f}{row['speculative_tokens_per_s']:10.0f}{row['predicted']:11.2f}"
+        print(f"{row['gamma']:5}{row['tokens_per_pass']:10.2f}{row['expected']:10.2f}{row['eq1']:7.2f}"
+              f"{row['alpha']:10.3f}{row['c']:7.3f}{row['v']:6.2f}"
+              f"{row['speculative_tokens_per_s']:10.0f}{row['predicted']:11.2f}"
               f"{row['speedup']:10.2f} ({row['speedup_min']:.2f} to {row['speedup_max']:.2f})  {bar(row['speedup'])}")
     best, foretold = (max(rows, key=lambda row: row[key]) for key in ("speedup", "predicted"))
     print(f"best gamma: {best['gamma']} measured ({best['speedup']:.2f}x), "
@@ -769,7 +779,8 @@ onkeydown = event => {
 # ---------------------------------------------------------------- command line
 
 def main(arguments=None):
-    sys.stdout.reconfigure(errors="replace")  # a pipe may not be able to say every character
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's output has none
+        sys.stdout.reconfigure(errors="replace")  # a pipe may not be able to say every character
     options = parse(arguments)
     try:
         check(options)
@@ -803,17 +814,21 @@ def parse(arguments):
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
                         help="keep the fewest likeliest tokens that add up to P (default 1: all)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--drafter", choices=("model", "lookup"), default="model", help="a small model, or the text so far")
-    parser.add_argument("--verify", choices=tuple(VERIFY), default="token", help="token by token, or the run as a block")
+    parser.add_argument("--drafter", choices=("model", "lookup"), default="model",
+                        help="a small model, or the text so far")
+    parser.add_argument("--verify", choices=tuple(VERIFY), default="token",
+                        help="token by token, or the run as a block")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--trace", nargs="?", const=True, metavar="FILE.html",
                       help="tell every round, on the screen or as a page; write the prompt before it")
     mode.add_argument("--bench", action="store_true",
-                      help="where the time goes, at settings of its own: gamma 1 to 8, temperature 0 and 1; takes minutes")
+                      help="where the time goes, at settings of its own: gamma 1 to 8, temperature 0 and 1 (minutes)")
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
-    parser.add_argument("--checkpoint", metavar="DIR", help="a pair trained by train_tiny.py (default: checkpoints/tiny)")
+    parser.add_argument("--checkpoint", metavar="DIR",
+                        help="a pair trained by train_tiny.py (default: checkpoints/tiny)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), help="of both models (default: the fastest)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"),
+                        help="of both models (default: the fastest)")
     return parser.parse_args(arguments)
 
 
@@ -825,7 +840,8 @@ def check(options):
         raise ValueError(f"max-new must be at least 0, not {options.max_new}")
     check_seed(options.seed)
     if isinstance(options.trace, str) and not options.trace.endswith(".html"):
-        raise ValueError(f"--trace writes to a file that ends in .html, not {options.trace!r}: a prompt goes before --trace")
+        raise ValueError(f"--trace writes to a file that ends in .html, not {options.trace!r}: "
+                         "a prompt goes before --trace")
     for path in (options.json, options.trace):
         if isinstance(path, str) and not Path(path).parent.is_dir():
             raise ValueError(f"cannot write {path}: there is no directory {Path(path).parent}")

@@ -45,8 +45,8 @@ class Preset:
 PRESETS = {
     "tiny": Preset(512, dict(n_layer=16, n_embd=192), dict(n_layer=1, n_embd=128),
                    (400, 300, 280, 1500), (3.2, 0.2, 0.6, 0.7)),
-    "base": Preset(512, dict(n_layer=32, n_embd=256), dict(n_layer=2, n_embd=128),
-                   (800, 300, 700, 5500), (19.0, 0.4, 4.0, 6.0)),
+    "base": Preset(512, dict(n_layer=48, n_embd=256), dict(n_layer=2, n_embd=128),
+                   (420, 300, 800, 9000), (14.5, 0.4, 5.3, 8.5)),
 }
 
 
@@ -379,7 +379,8 @@ def load_pair(directory, device="cpu", dtype=None):
     is no pair and ValueError for a file that is not a whole pair or mixes vocabularies."""
     path, device = pair_path(directory), torch.device(device)
     if not path.exists():
-        raise FileNotFoundError(f"no trained pair in {directory}: train one with python train_tiny.py --out {directory}")
+        raise FileNotFoundError(f"no trained pair in {directory}: "
+                                f"train one with python train_tiny.py --out {directory}")
     try:
         whole = torch.load(path, map_location="cpu", weights_only=True)
         encoding = make_encoding([token.encode("latin-1") for token in whole["tokens"]])
@@ -391,7 +392,8 @@ def load_pair(directory, device="cpu", dtype=None):
         target, draft = models
         pair = Pair(target, draft, encoding, whole["bits_per_byte"], whole["prompts"])
     except Exception as error:
-        raise ValueError(f"{path} is not a whole pair of this program ({type(error).__name__}): train it again") from error
+        raise ValueError(f"{path} is not a whole pair of this program ({type(error).__name__}): "
+                         "train it again") from error
     check_vocabulary(target.config, draft.config)
     check_vocabulary(target.config, Config(encoding.n_vocab, tokenizer=encoding.name))
     fast = torch.bfloat16 if bfloat16_pays(device) else torch.float32

@@ -514,10 +514,11 @@ def test_models_of_different_vocabularies_are_refused_before_anything_is_generat
     assert end.value.code == 2 and out == "" and "vocabularies differ" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("draft, said", [(Config(48, 16, n_embd=8), "64 tokens in the target, and 48"),
-                                         (Config(64, 16, n_embd=8, tokenizer="other"), "two tokenizers")], ids=("48 rows", "other"))
-def test_a_drafter_of_another_vocabulary_is_refused_before_any_work(draft, said):
-    target, draft = (GPT(config).to(DEVICE) for config in (Config(64, 16, n_embd=8, tokenizer="one"), draft))
+@pytest.mark.parametrize("size, tokenizer, said", [(48, "one", "64 tokens in the target, and 48"),
+                                                   (64, "other", "two tokenizers")])
+def test_a_drafter_of_another_vocabulary_is_refused_before_any_work(size, tokenizer, said):
+    target = GPT(Config(64, 16, n_embd=8, tokenizer="one")).to(DEVICE)
+    draft = GPT(Config(size, 16, n_embd=8, tokenizer=tokenizer)).to(DEVICE)
     for model in (target, draft):
         model.register_forward_pre_hook(forbidden)
     with pytest.raises(ValueError, match=f"vocabularies differ.*{said}"):

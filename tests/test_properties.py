@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from exact import every_outcome, law
 from model import KVCache, linear
 from rigs import DEVICE, random_gpt
-from sampling import VERIFY, expected_speedup, expected_tokens, residual, verify_block, verify_token, warp
+from sampling import (VERIFY, expected_passes, expected_speedup, expected_tokens, residual, verify_block, verify_token,
+                      warp)
 from specdec import continuation, prompt_lookup
 from train_tiny import END_OF_TEXT, PIECES, encode, train_tokenizer
 
@@ -89,16 +90,8 @@ def completed(round_law, p):
 # ---------------------------------------------------------------- one round
 
 @rules
-@given(tables(SINGLE))
-def test_the_first_token_follows_p_whatever_q_is(verify, table):
-    p, q = table
-    total = completed(law(one_round(verify, p, q)), p)
-    assert np.abs(total - product(p.cpu().numpy())).max() < EXACT
-
-
-@rules
-@given(tables(SHORT))
-def test_the_tokens_of_a_whole_round_follow_p_jointly(verify, table):
+@given(st.one_of(tables(SINGLE), tables(SHORT)))
+def test_the_tokens_of_a_whole_round_follow_p_jointly_whatever_q_is(verify, table):
     p, q = table
     total = completed(law(one_round(verify, p, q)), p)
     assert np.abs(total - product(p.cpu().numpy())).max() < EXACT
@@ -304,6 +297,13 @@ def test_probabilities_are_float32_where_the_logits_are_narrower(dtype, z, setti
 def test_expected_tokens_is_the_sum_of_the_chances_that_each_draft_stands(thousandths, gamma):
     alpha = thousandths / 1000
     assert expected_tokens(alpha, gamma) == pytest.approx(np.power(alpha, np.arange(gamma + 1)).sum(), rel=1e-9)
+
+
+@given(st.integers(0, 900), st.integers(1, 8))
+def test_equation_1_is_the_rate_of_a_long_text_whose_tokens_are_all_as_hard(thousandths, gamma):
+    alpha, n = thousandths / 1000, 60 * (gamma + 1)
+    passes, twice = (expected_passes([[alpha] * gamma] * length) for length in (n, 2 * n))
+    assert n / (twice - passes) == pytest.approx(expected_tokens(alpha, gamma), rel=1e-6)
 
 
 @pytest.mark.parametrize("alpha, c, gamma, speedup", [
