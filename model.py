@@ -57,8 +57,8 @@ def linear(x, weight):
     """x @ weight.T for x (..., in) and weight (out, in), -> (..., out), by a road that suits a few rows.
 
     A pass over a few rows should take what one row takes, since the weights are read once either way. With a
-    large matrix the CPU library's float32 product is slower than that for 2 to 8 rows, and even for one;
-    transposed, and with the one row twice, it is not.
+    large matrix in float32 the CPU library takes longer for 2 to 8 rows than for one, but not for the transposed
+    product; and even one row is faster there, as two equal columns.
     """
     rows = x.numel() // x.shape[-1]
     if x.dtype != torch.float32 or x.is_cuda or rows > 8 or weight.numel() <= 2 ** 16:

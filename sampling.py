@@ -5,6 +5,7 @@ Notation, the same in every file of this project:
     p        the target model's distribution of the next token
     q        the draft model's distribution of the next token
     x        a drafted token, drawn from q
+    y        a token of the text
     gamma    how many tokens are drafted in a round (γ)
     alpha    acceptance rate: the mean of Σ min(p, q) over contexts (α)
     c        time of one draft step / time of one target step
@@ -13,8 +14,10 @@ Notation, the same in every file of this project:
 
 These are the letters of Leviathan, Kalman and Matias 2023 (arXiv 2211.17192), cited as "L" below.
 Chen et al. 2023 (arXiv 2302.01318) found the same algorithm and use p and q the other way round.
+(Inside model.py q, k and v are the queries, keys and values of attention.)
 """
 
+import itertools
 import math
 
 import torch
@@ -82,8 +85,8 @@ def chooser(generator):
 def residual(p, q, keep=1.0):
     """norm(max(0, keep·p - q)): the target's probability that q leaves uncovered.
 
-    p, q (V,) -> (V,). Where the two are equal up to rounding nothing is left; then it is p.
-    (L, section 2.3 and appendix A.1.)
+    p, q (V,) -> (V,). keep: 1, or a tensor of shape (1,); see next_token. Where the two are equal up to rounding
+    nothing is left; then it is p. (L, section 2.3 and appendix A.1.)
     """
     left = (keep * p - q).clamp(min=0)
     total = left.sum()
@@ -93,15 +96,15 @@ def residual(p, q, keep=1.0):
 def next_token(p, q, keep, n, choose):
     """The token after n accepted drafts: a correction after a rejection, else the bonus.
 
-    keep is P(the first n drafts stand | those drafts), 1 for the token rule. One line serves both cases,
-    since q of the bonus position is a row of zeros and what it leaves uncovered is all of p.
+    keep: of the block rule P(at least n drafts stand | the first n drafts); in the token rule it cancels, so 1.
+    One line serves both cases, since q of the bonus position is a row of zeros and leaves all of p uncovered.
     """
     q = F.pad(q, (0, 0, 0, 1))  # (γ+1, V)
     row = n.view(1)  # a one-element index, not p[n]: that would read n back from the device
     return choose(residual(p.index_select(0, row)[0], q.index_select(0, row)[0], keep))
 
 
-def ratios(p, q, drafted):
+def p_over_q(p, q, drafted):
     """p(x) / q(x) for each drafted token: (γ+1, V), (γ, V), (γ,) -> (γ,). Infinite where q(x) is 1e-45, say."""
     x = drafted[:, None]
     return (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0]
@@ -114,7 +117,7 @@ def verify_token(p, q, drafted, choose):
     really drawn from; drafted (γ,). Returns n, how many drafts stand, and the token after them, both
     tensors of shape () on the device of p.
     """
-    accept = ratios(p, q, drafted).clamp(max=1)
+    accept = p_over_q(p, q, drafted).clamp(max=1)
     coins = choose(torch.stack([1 - accept, accept], -1))  # (γ,) of 0 and 1
     n = coins.cumprod(0).sum()  # coins after the first 0 do not count
     return n, next_token(p, q, 1.0, n, choose)
@@ -123,7 +126,7 @@ def verify_token(p, q, drafted, choose):
 def block_keep(p, q, drafted):
     """keep[i] = P(at least i drafts stand | the first i drafts), of the block rule: -> (γ+1,)."""
     keep = [torch.ones_like(p[0, 0])]
-    for ratio in ratios(p, q, drafted).clamp(max=1e30):  # finite, since 0 · inf is NaN
+    for ratio in p_over_q(p, q, drafted).clamp(max=1e30):  # finite, since 0 · inf is NaN
         keep.append((keep[-1] * ratio).clamp(max=1))
     return torch.stack(keep)
 
@@ -161,28 +164,34 @@ def expected_speedup(alpha, gamma, c, v):
     return expected_tokens(alpha, gamma) / (v + gamma * c)
 
 
-def survival(ratios, rule="token"):
-    """P(at least i drafts stood | the text), i = 0, 1, ..., from q(y) / p(y) of the tokens y that came.
+def survival_token(q_over_p):
+    """P(at least i drafts of a round stood | the text), i = 0, 1, ..., from q(y) / p(y) of the text's tokens y.
 
     A token y is drafted and stands with probability min(p(y), q(y)), and it comes with p(y): once it is there,
-    it came as a draft with probability min(1, q(y) / p(y)). For the block rule the same holds of whole runs.
+    it came as a draft with probability min(1, q(y) / p(y)).
     """
-    stand, product = [1.0], 1.0
-    for ratio in ratios:
-        product = min(product * ratio, 1e30)
-        stand.append(min(stand[-1], product) if rule == "block" else stand[-1] * min(1, ratio))
-    return stand
+    return list(itertools.accumulate(q_over_p, lambda stand, ratio: stand * min(1, ratio), initial=1.0))
 
 
-def expected_passes(ratios, rule="token"):
+def survival_block(q_over_p):
+    """The same for the block rule, where it holds of whole runs: the least of 1 and all products of q / p so far."""
+    products = itertools.accumulate(q_over_p, lambda product, ratio: min(product * ratio, 1e30), initial=1.0)
+    return list(itertools.accumulate(products, min))  # 1e30: finite, since inf · 0 is NaN
+
+
+SURVIVAL = {"token": survival_token, "block": survival_block}
+
+
+def expected_passes(q_over_p, survival=survival_token):
     """The mean number of target passes of a text, given the text. Nothing is taken to be i.i.d.
 
-    ratios[t]: of the drafts proposed where t tokens are written, q(y) / p(y) of what came there, 0 where the
-    draft is another token. A round that starts at t and keeps i drafts is followed by one that starts at t+i+1.
+    q_over_p[t]: of the drafts proposed where t tokens are written, q(y) / p(y) of the tokens y that came there.
+    The text ran to its full length: it was not cut by an end of text. A round that starts at t and keeps i drafts
+    is followed by one that starts at t+i+1.
     """
-    total = len(ratios)
+    total = len(q_over_p)
     passes = [0.0] * (total + 1)  # from t on
     for t in reversed(range(total)):
-        stand = survival(ratios[t][:total - t - 1], rule) + [0.0]
+        stand = survival(q_over_p[t][:total - t - 1]) + [0.0]
         passes[t] = 1 + sum((stand[i] - stand[i + 1]) * passes[t + i + 1] for i in range(len(stand) - 1))
     return passes[0]

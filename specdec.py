@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from model import KVCache
-from sampling import VERIFY, block_keep, chooser, expected_passes, expected_tokens, verify_token, warp
+from sampling import SURVIVAL, VERIFY, block_keep, chooser, expected_passes, expected_tokens, verify_token, warp
 from train_tiny import (CHECKPOINTS, PRESETS, check_seed, check_vocabulary, fail, load_pair, pair_path, pick_device,
                         read_documents, standard_library, train_and_keep)
 
@@ -105,7 +105,7 @@ class Round:
 
     @property
     def tested(self):
-        """Drafts up to the first rejection, that one included. accepted / tested estimates alpha."""
+        """Drafts up to the first rejection, that one included. By the token rule accepted / tested estimates alpha."""
         return self.accepted + self.writers.count("correction")
 
 
@@ -117,7 +117,8 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
     """
     tokens, cache = list(tokens), KVCache(target)
     check_room(target, tokens, max_new)
-    check_vocabulary(target.config, getattr(propose, "config", target.config))
+    if hasattr(propose, "config"):
+        check_vocabulary(target.config, propose.config, "draft")
     end = len(tokens) + max_new
     while len(tokens) < end:
         # 1. Draft. The round adds one token of the target's own, so draft one fewer than are left.
@@ -151,7 +152,8 @@ def draft_model(draft, warp):
     """A drafter that decodes with a small model. Make one for each text: it keeps that text's cache.
 
     propose(tokens, gamma, choose) -> drafted (γ,) and q (γ, V), the distribution that each was drawn from.
-    It may draft fewer than gamma, here where its own context ends.
+    It may draft fewer than gamma, here where its own context ends. propose.config, where a drafter has it, lets
+    the loop refuse a draft of another vocabulary.
     """
     config, cache = draft.config, KVCache(draft)
 
@@ -167,7 +169,7 @@ def draft_model(draft, warp):
             drafted.append(feed)
         return torch.cat(drafted), torch.cat(q)
 
-    propose.config = config  # so that the loop can refuse a draft of another vocabulary
+    propose.config = config
     return propose
 
 
@@ -283,7 +285,7 @@ def generate(pair, options, warp):
     print(line("speculative", f"{row['speculative_tokens_per_s']:.0f}", row["new_tokens"], row["passes"],
                f"{row['tokens_per_pass']:.2f}", f"{row['accepted']}/{row['tested']}"))
     print(f"speedup {row['speedup']:.2f}x ({row['speedup_min']:.2f} to {row['speedup_max']:.2f} in 3 runs); theory "
-          f"predicts {row['predicted']:.2f}x from alpha {row['alpha']:.2f}, c {row['c']:.3f}, v {row['v']:.2f}")
+          f"predicts {row['predicted']:.2f}x: {row['expected']:.2f} tokens/pass at c {row['c']:.3f}, v {row['v']:.2f}")
     print(f"on {device_name(pair)}, {dtype_name(pair.target)}, {torch.get_num_threads()} threads")
     print("written by: " + ", ".join(coloured(f"{writer} {writers.count(writer)}", writer) for writer in COLOURS))
     return {"temperature": options.temperature, **row}
@@ -325,7 +327,7 @@ def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify=
     """
     device = pair.target.embed.device
     seconds = {gamma: [0.0] * repeats for gamma in (0, *gammas)}  # 0 is plain decoding
-    texts = {gamma: [[]] * len(prompts) for gamma in gammas}  # the rounds of each prompt
+    written = {gamma: [[]] * len(prompts) for gamma in seconds}  # for each prompt its ids or, with gamma, its rounds
     costs = {gamma: [] for gamma in gammas}
 
     def decode(i, gamma, new):
@@ -334,22 +336,22 @@ def measure(pair, prompts, max_new, gammas, warp, seed, drafter="model", verify=
         return list(decode_speculative(pair, prompts[i], new, gamma, warp, seed + i, drafter, verify))
 
     for gamma in seconds:
-        decode(0, gamma, min(8, max_new))  # the first run of each shape is slow: not timed
+        decode(0, gamma, min(gamma + 8, max_new))  # the first run of each shape is slow: not timed
     for repeat in range(repeats):
         for i, prompt in enumerate(prompts):
             for gamma in seconds:
-                text, taken = clock(device, lambda: decode(i, gamma, max_new))
+                written[gamma][i], taken = clock(device, lambda: decode(i, gamma, max_new))
                 seconds[gamma][repeat] += taken
                 if gamma > 0:
-                    texts[gamma][i] = text
-                    costs[gamma].append(step_costs(pair, prompt, text, gamma, warp, drafter, verify))
-    return [{"drafter": drafter, "verify": verify, "gamma": gamma,
-             **rates(max_new * len(prompts), seconds[0], seconds[gamma]),
-             **prediction(pair, prompts, texts[gamma], costs[gamma], warp, gamma, drafter, verify)} for gamma in gammas]
+                    costs[gamma].append(step_costs(pair, prompt, written[gamma][i], warp, drafter, verify))
+    plain_new = sum(map(len, written[0]))
+    return [{"drafter": drafter, "verify": verify, "gamma": gamma, "plain_new_tokens": plain_new,
+             **prediction(pair, prompts, written[gamma], costs[gamma], gamma, warp, drafter, verify),
+             **rates(plain_new, seconds[0], seconds[gamma])} for gamma in gammas]
 
 
 def rates(new_tokens, plain_seconds, seconds):
-    """Tokens a second and speedups, from the seconds that each repeat took."""
+    """Tokens a second and speedups, from the seconds that each repeat took, both ways for as many new tokens."""
     speedups = [theirs / mine for theirs, mine in zip(plain_seconds, seconds)]
     return {"plain_tokens_per_s": new_tokens / statistics.median(plain_seconds),
             "speculative_tokens_per_s": new_tokens / statistics.median(seconds),
@@ -357,14 +359,14 @@ def rates(new_tokens, plain_seconds, seconds):
 
 
 @torch.inference_mode()
-def step_costs(pair, prompt, rounds, gamma, warp, drafter="model", verify="token", repeats=2):
-    """(c, v): a draft step and a verification pass, each over a plain step, medians in the middle of a text.
+def step_costs(pair, prompt, rounds, warp, drafter="model", verify="token", repeats=2):
+    """(c, v): a draft step and a verification pass, each over a plain step, medians in the middle of these rounds.
 
     All that a step needs is in it: the forward pass, the warp, the draw, the read. Plain steps follow one another
     and so do rounds, as in decoding: what a step finds in the processor's caches is what the one before it left.
     """
     target, device, context = pair.target, pair.target.embed.device, pair.target.config.context
-    gamma = min(gamma, context - 1)
+    gamma = max(1, *(len(one.drafted) for one in rounds))  # as many as were really drafted in the longest round
     tokens = prompt + [token for one in rounds[:len(rounds) // 2] for token in one.new]
     tokens = tokens[:context - gamma]
     choose, propose, cache = seeded(device, 0), make_drafter(drafter, pair, warp), KVCache(target)
@@ -377,7 +379,7 @@ def step_costs(pair, prompt, rounds, gamma, warp, drafter="model", verify="token
         read([choose(p)], p.sum())
 
     def draft():
-        propose(tokens, gamma, choose)
+        return propose(tokens, gamma, choose)
 
     def verification():
         cache.length = len(tokens) - 1
@@ -385,58 +387,62 @@ def step_costs(pair, prompt, rounds, gamma, warp, drafter="model", verify="token
         n, token = VERIFY[verify](p, q, drafted, choose)
         read([n, token, drafted], p.sum() + q.sum())
 
+    plain_step()  # the first of each reads the whole text: not timed
+    steps = max(1, len(draft()[0]))
     times = {work: [] for work in (plain_step, draft, verification)}
     for _ in range(repeats):
         for work in [plain_step] * 5 + [draft, verification] * 4:
             times[work].append(clock(device, work)[1])
     one, drafting, many = map(statistics.median, times.values())
-    return drafting / gamma / one, many / one
+    return drafting / steps / one, many / one
 
 
-# ---------------------------------------------------------------- theory, from alpha, c and v
+# ---------------------------------------------------------------- theory
 
-def prediction(pair, prompts, texts, costs, warp, gamma, drafter, verify):
-    """The counts, and what theory makes of the measured acceptance, c and v. texts: for each prompt its rounds.
+def prediction(pair, prompts, written, costs, gamma, warp, drafter, verify):
+    """The counts, and what theory makes of acceptance, c and v. written: for each prompt its rounds.
 
-    "expected" is tokens per pass from the acceptance of each token, "eq1" from their mean alpha: equation 1 holds
-    if they are i.i.d., and not for the block rule. "predicted" is the speedup at "expected" tokens per pass.
+    "expected" is tokens per pass from the acceptance of each token (for a rule that SURVIVAL does not know, the
+    measured number); "predicted" is the speedup that they are worth at the measured c and v. "eq1" is tokens per
+    pass by equation 1 with alpha = accepted/tested, as if acceptances were i.i.d., which is not meant for the block rule.
     """
-    rounds = [one for text in texts for one in text]
+    rounds = [one for text in written for one in text]
     counts = tally(rounds)
-    alpha = counts["accepted"] / max(1, counts["tested"])
-    passes = 0
-    for prompt, text in zip(prompts, texts):
-        tokens = prompt + [token for one in text for token in one.new]
-        passes += expected_passes(text_ratios(pair, tokens, len(prompt), gamma, warp, drafter), verify)
+    measured, passes = counts["new_tokens"] / counts["passes"], 0
+    for prompt, text in zip(prompts, written):
+        ids = prompt + [token for one in text for token in one.new]
+        q_over_p = text_ratios(pair, ids, len(prompt), gamma, warp, drafter)
+        passes += expected_passes(q_over_p, SURVIVAL[verify]) if verify in SURVIVAL else len(text)
     expected = counts["new_tokens"] / passes
+    alpha = counts["accepted"] / max(1, counts["tested"])
     c, v = map(statistics.median, zip(*costs))
-    return {**counts, "tokens_per_pass": counts["new_tokens"] / counts["passes"], "expected": expected,
+    return {**counts, "tokens_per_pass": measured, "expected": expected,
             "eq1": statistics.mean(expected_tokens(alpha, len(one.drafted)) for one in rounds),
-            "alpha": alpha, "c": c, "v": v, "predicted": expected / (v + gamma * c)}
+            "alpha": alpha, "c": c, "v": v, "predicted": expected / (v + c * counts["drafted"] / counts["passes"])}
 
 
 @torch.inference_mode()
 def text_ratios(pair, tokens, start, gamma, warp, drafter="model"):
-    """q(y) / p(y) of what came where drafts are proposed, for a round that starts at each place after `start`: see
-    sampling.expected_passes. A list of places, each with at most gamma ratios."""
+    """For a round that starts at each place of a text: q(y) / p(y) of the next tokens y, at most gamma, had they been
+    drafted. tokens: the prompt, of `start` tokens, and the text. A list of lists: see sampling.expected_passes."""
     ids = torch.tensor(tokens, device=pair.target.embed.device)
 
     def probability(model):
-        """Of each token of the text after `start`, given those before it."""
+        """Of each token of the text, given those before it: one pass over all of it."""
         return warp(model(ids[None, :-1])[0, start - 1:]).gather(-1, ids[start:, None])[:, 0]
 
     p = probability(pair.target).clamp(min=1e-30)
-    if drafter == "model" and len(ids) <= pair.draft.config.context:
-        ratios = (probability(pair.draft) / p).clamp(max=1e30).tolist()
-        return [ratios[t:t + gamma] for t in range(len(ratios))]
+    if drafter == "model" and len(ids) - 1 <= pair.draft.config.context:
+        q_over_p = (probability(pair.draft) / p).tolist()
+        return [q_over_p[t:t + gamma] for t in range(len(q_over_p))]
+    # Other drafters are asked at each place. One that draws is made to draw what came.
     places, propose = [], make_drafter(drafter, pair, warp)
     for t in range(start, len(tokens)):
         came = ids[t:t + gamma]
-        coming = iter(came)  # a drafter that draws is made to draw what came
+        coming = iter(came)
         drafted, q = propose(tokens[:t], len(came), lambda probs: next(coming).view(1))
-        came = came[:len(drafted)]
-        drawn = q.gather(-1, came[:, None])[:, 0].where(drafted == came, 0)
-        places.append((drawn / p[t - start:t - start + len(came)]).clamp(max=1e30).tolist())
+        came = came[:len(drafted), None]
+        places.append((q.gather(-1, came)[:, 0] / p[t - start:][:len(drafted)]).tolist())
     return places
 
 
@@ -445,7 +451,7 @@ def text_ratios(pair, tokens, start, gamma, warp, drafter="model"):
 def bench(pair, options, warp_at):
     """Print the tables and return every figure. warp_at(temperature) is a warp."""
     half = pair.target.config.context // 2
-    # Short prompts of one length: reading them costs both ways the same, and it is decoding that is compared.
+    # Short prompts: reading them costs both ways the same, and it is decoding that is compared.
     prompts = [pair.encoding.encode_ordinary(prompt)[:min(16, half)] for prompt in pair.prompts[:6]]
     figures = {"device": device_name(pair), "dtype": dtype_name(pair.target), "threads": torch.get_num_threads()}
     print("{device}, {dtype}, {threads} threads".format(**figures))
@@ -486,8 +492,8 @@ def bottleneck(target):
     """Time of a target pass against the rows it carries, and against the tokens in the cache before it."""
     config, device, cache = target.config, target.embed.device, KVCache(target)
     cache.keys_values.zero_()
-    read = [w for w in target.parameters() if w is not target.embed]  # of the embedding, only a row a token
-    moved = sum(w.numel() * w.element_size() for w in read)
+    weights = [w for w in target.parameters() if w is not target.embed]  # of that, a pass reads a row a token
+    moved = sum(w.numel() * w.element_size() for w in weights)
 
     def pass_ms(rows, cached):
         ids = torch.zeros(1, rows, dtype=torch.long, device=device)
@@ -515,8 +521,8 @@ def bottleneck(target):
 
 
 def memory_rate(device):
-    """GB/s at which the device reads an array that is larger than its caches."""
-    array = torch.ones(2 ** 26, device=device)
+    """GB/s at which the device reads an array of half a gigabyte, larger than most caches."""
+    array = torch.ones(2 ** 27, device=device)
     seconds = statistics.median(clock(device, array.sum)[1] for _ in range(7))
     return array.numel() * array.element_size() / seconds / 1e9
 
@@ -533,7 +539,8 @@ def print_rows(rows):
     print("       tokens per pass            accepted                                    speedup")
     print("gamma  measured  expected  Eq. 1   /tested      c     v  tokens/s  predicted  measured (least to most)")
     for row in rows:
-        print(f"{row['gamma']:5}{row['tokens_per_pass']:10.2f}{row['expected']:10.2f}{row['eq1']:7.2f}"
+        eq1 = f"{row['eq1']:.2f}" if row["verify"] == "token" else "-"  # equation 1 is of the token rule
+        print(f"{row['gamma']:5}{row['tokens_per_pass']:10.2f}{row['expected']:10.2f}{eq1:>7}"
               f"{row['alpha']:10.3f}{row['c']:7.3f}{row['v']:6.2f}"
               f"{row['speculative_tokens_per_s']:10.0f}{row['predicted']:11.2f}"
               f"{row['speedup']:10.2f} ({row['speedup_min']:.2f} to {row['speedup_max']:.2f})  {bar(row['speedup'])}")

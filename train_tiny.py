@@ -41,7 +41,7 @@ class Preset:
     window: int = 128  # tokens a window; attention by distance carries over to longer texts
 
 
-# A deep target and a shallow draft: depth costs time a pass, and the draft's share of a round, c, is small.
+# A deep target and a shallow draft: depth costs time a pass, so that c, a draft step over a target step, is small.
 PRESETS = {
     "tiny": Preset(512, dict(n_layer=16, n_embd=192), dict(n_layer=1, n_embd=128),
                    (400, 300, 280, 1500), (3.2, 0.2, 0.6, 0.7)),
@@ -394,20 +394,21 @@ def load_pair(directory, device="cpu", dtype=None):
     except Exception as error:
         raise ValueError(f"{path} is not a whole pair of this program ({type(error).__name__}): "
                          "train it again") from error
-    check_vocabulary(target.config, draft.config)
-    check_vocabulary(target.config, Config(encoding.n_vocab, tokenizer=encoding.name))
+    check_vocabulary(target.config, draft.config, "draft")
+    check_vocabulary(target.config, Config(encoding.n_vocab, tokenizer=encoding.name), "tokenizer")
     fast = torch.bfloat16 if bfloat16_pays(device) else torch.float32
     target.to(device, dtype or fast)
     draft.to(device, dtype or (torch.float32 if device.type == "cpu" else fast))
     return pair
 
 
-def check_vocabulary(target, other):
-    """Raises ValueError unless the two configs, of a target and of what works with it, speak of the same tokens."""
+def check_vocabulary(target, other, name):
+    """Raises ValueError unless two configs, the target's and that of what is named, speak of the same tokens."""
     if target.vocab_size != other.vocab_size:
-        raise ValueError(f"the vocabularies differ: {target.vocab_size} tokens in the target, and {other.vocab_size}")
+        raise ValueError(f"the vocabularies differ: {target.vocab_size} tokens in the target, "
+                         f"{other.vocab_size} in the {name}")
     if target.tokenizer != other.tokenizer:
-        raise ValueError("the vocabularies differ: they are of one size, but of two tokenizers")
+        raise ValueError(f"the vocabularies differ: target and {name} have as many tokens, but not the same")
 
 
 # ---------------------------------------------------------------- command line

@@ -429,10 +429,11 @@ def test_held_out_text_is_measured_in_windows_from_end_to_end_or_refused(tokens,
         return
     assert bits_per_byte(model, data, sizes, 8) == pytest.approx(9, rel=1e-5)
     assert len(starts) == windows and starts[0] == 0 and tokens - 9 - starts[-1] <= tokens // 256
+    assert len({b - a for a, b in zip(starts, starts[1:])}) <= 1  # evenly spread
 
 
-@pytest.mark.parametrize("train, held_out, said", [("ab" * 3, SOURCE, "the text is too short"),
-                                                   (SOURCE, "ab" * 3, "the held-out tenth of the text is too short")])
+@pytest.mark.parametrize("train, held_out, said", [("ab" * 3, SOURCE, "^the text is too short"),
+                                                   (SOURCE, "ab" * 3, "^the held-out tenth of the text is too short")])
 def test_a_part_of_the_text_without_a_window_stops_the_training_before_it_starts(train, held_out, said, monkeypatch):
     monkeypatch.setattr(train_tiny, "fit", forbidden)
     monkeypatch.setattr(train_tiny, "split_documents", lambda _: ([train], [held_out]))
@@ -514,8 +515,8 @@ def test_models_of_different_vocabularies_are_refused_before_anything_is_generat
     assert end.value.code == 2 and out == "" and "vocabularies differ" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("size, tokenizer, said", [(48, "one", "64 tokens in the target, and 48"),
-                                                   (64, "other", "two tokenizers")])
+@pytest.mark.parametrize("size, tokenizer, said", [(48, "one", "64 tokens in the target, 48 in the draft"),
+                                                   (64, "other", "target and draft have as many tokens, but not")])
 def test_a_drafter_of_another_vocabulary_is_refused_before_any_work(size, tokenizer, said):
     target = GPT(Config(64, 16, n_embd=8, tokenizer="one")).to(DEVICE)
     draft = GPT(Config(size, 16, n_embd=8, tokenizer=tokenizer)).to(DEVICE)
@@ -721,6 +722,22 @@ def test_a_clipped_last_round_counts_as_it_was():
     target, draft = identity_rig(vocab_size=9, n_layer=2)
     rounds = list(speculative(target, draft_model(draft, warp), [1], 7, 4, warp, seeded()))
     assert tally(rounds) == dict(new_tokens=7, passes=2, drafted=5, tested=5, accepted=5)
+
+
+def test_a_prediction_charges_a_clipped_round_as_it_was():
+    """2 passes for 7 tokens, with 5 drafts: 2.5 a round and not 4."""
+    target, draft = identity_rig(vocab_size=9, n_layer=2)
+    rounds = list(speculative(target, draft_model(draft, warp), [1], 7, 4, warp, seeded()))
+    pair, costs = Pair(target, draft, None, {}, []), [(0.1, 1.2), (0.1, 1.2)]
+    figures = specdec.prediction(pair, [[1]], [rounds], costs, 4, warp, "model", "token")
+    assert figures["expected"] == pytest.approx(7 / 2) == figures["tokens_per_pass"]
+    assert figures["predicted"] == pytest.approx(7 / 2 / (1.2 + 0.1 * 2.5))
+
+
+def test_a_rule_of_ones_own_is_measured_and_its_tokens_per_pass_are_not_foretold(monkeypatch):
+    monkeypatch.setitem(VERIFY, "mine", verify_token)
+    (row,) = specdec.measure(micro_pair(), [[1, 2, 3]], 9, [2], warp, 0, verify="mine", repeats=1)
+    assert row["expected"] == row["tokens_per_pass"] and row["predicted"] > 0
 
 
 @rules

@@ -127,7 +127,7 @@ def test_the_figures_in_the_file_are_consistent_with_one_another(kept, tmp_path,
     path = tmp_path / "figures.json"
     _, out, _ = ended(specdec, ["def", *kept, "--max-new", "30", "--json", path], capsys)
     row = strict(path)
-    assert 0 < row["new_tokens"] <= 30 and row["accepted"] <= row["tested"] <= row["drafted"]
+    assert row["new_tokens"] == row["plain_new_tokens"] == 30 and row["accepted"] <= row["tested"] <= row["drafted"]
     assert row["tokens_per_pass"] == row["new_tokens"] / row["passes"]
     assert row["alpha"] == row["accepted"] / row["tested"]
     assert row["speedup_min"] <= row["speedup"] <= row["speedup_max"]
@@ -150,7 +150,7 @@ def test_the_bench_measures_every_gamma_and_gives_figures_that_are_consistent(ke
         gammas[row["drafter"], row["verify"], row["temperature"]].append(row["gamma"])
     assert len(gammas) > 1 and all(listed == list(range(1, 9)) for listed in gammas.values())
     for row in figures["rows"]:
-        assert row["new_tokens"] == row["accepted"] + row["passes"]
+        assert row["new_tokens"] == row["plain_new_tokens"] == 2 * 16 == row["accepted"] + row["passes"]
         if row["temperature"] == 0:  # nothing is left to chance: each token's acceptance tells the passes
             assert row["expected"] == pytest.approx(row["tokens_per_pass"], rel=1e-9)
         assert row["accepted"] <= row["tested"] <= row["drafted"] <= row["gamma"] * row["passes"]

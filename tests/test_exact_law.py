@@ -15,7 +15,7 @@ import torch
 
 from exact import distance, expectation, law
 from rigs import DEVICE, autoregressive_law, random_gpt
-from sampling import VERIFY, expected_passes, expected_tokens, verify_block, verify_token, warp
+from sampling import SURVIVAL, VERIFY, expected_passes, expected_tokens, verify_block, verify_token, warp
 from specdec import draft_model, plain, prompt_lookup, speculative, text_ratios
 from train_tiny import Pair
 
@@ -228,9 +228,9 @@ def test_passes_predicted_for_a_text_are_the_mean_over_all_ways_to_write_it(name
         ways[text(history)].append((weight, len(history)))
     for tokens, found in ways.items():
         mean = sum(weight * passes for weight, passes in found) / sum(weight for weight, _ in found)
-        ratios = text_ratios(Pair(target, draft, None, {}, []), [*PROMPT, *tokens], len(PROMPT), case.gamma, case.warp,
-                             PREDICTED[name])
-        assert abs(expected_passes(ratios, rule) - mean) < 1e-12
+        q_over_p = text_ratios(Pair(target, draft, None, {}, []), [*PROMPT, *tokens], len(PROMPT), case.gamma,
+                               case.warp, PREDICTED[name])
+        assert abs(expected_passes(q_over_p, SURVIVAL[rule]) - mean) < 1e-12
 
 
 @both_rules

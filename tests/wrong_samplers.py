@@ -11,7 +11,7 @@ import torch
 
 from model import GPT
 from rigs import random_gpt
-from sampling import chooser, next_token, ratios, residual, verify_block, verify_token, warp
+from sampling import chooser, next_token, p_over_q, residual, verify_block, verify_token, warp
 from specdec import draft_model, speculative
 
 VOCAB, EOS = 4, 0  # an end of text with id 0, since code may take 0 for "none"
@@ -77,7 +77,7 @@ def accept_what_the_target_would_say(p, q, drafted, choose):
 
 
 def one_uniform_for_all_coins(p, q, drafted, choose):
-    accept = ratios(p, q, drafted).clamp(max=1)
+    accept = p_over_q(p, q, drafted).clamp(max=1)
     edges = torch.cat([accept.new_tensor([0, 1]), accept]).sort().values
     i = choose(edges.diff())  # u lies between edges i and i+1, and the coins ask no more
     n = (accept > edges[i]).cumprod(0).sum()
