@@ -359,7 +359,7 @@ def rates(new_tokens, plain_seconds, seconds):
 
 
 @torch.inference_mode()
-def step_costs(pair, prompt, rounds, warp, drafter="model", verify="token", repeats=2):
+def step_costs(pair, prompt, rounds, warp, drafter="model", verify="token"):
     """(c, v): a draft step and a verification pass, each over a plain step, medians in the middle of these rounds.
 
     All that a step needs is in it: the forward pass, the warp, the draw, the read. Plain steps follow one another
@@ -390,9 +390,8 @@ def step_costs(pair, prompt, rounds, warp, drafter="model", verify="token", repe
     plain_step()  # the first of each reads the whole text: not timed
     steps = max(1, len(draft()[0]))
     times = {work: [] for work in (plain_step, draft, verification)}
-    for _ in range(repeats):
-        for work in [plain_step] * 5 + [draft, verification] * 4:
-            times[work].append(clock(device, work)[1])
+    for work in [plain_step] * 5 + [draft, verification] * 4:
+        times[work].append(clock(device, work)[1])
     one, drafting, many = map(statistics.median, times.values())
     return drafting / steps / one, many / one
 

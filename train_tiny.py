@@ -46,7 +46,7 @@ PRESETS = {
     "tiny": Preset(512, dict(n_layer=16, n_embd=192), dict(n_layer=1, n_embd=128),
                    (400, 300, 280, 1500), (3.2, 0.2, 0.6, 0.7)),
     "base": Preset(512, dict(n_layer=48, n_embd=256), dict(n_layer=2, n_embd=128),
-                   (420, 300, 800, 9000), (14.5, 0.4, 5.3, 8.5)),
+                   (560, 300, 700, 9000), (17.2, 0.4, 4.7, 7.0)),
 }
 
 
