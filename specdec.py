@@ -403,7 +403,7 @@ def prediction(pair, prompts, written, costs, gamma, warp, drafter, verify):
 
     "expected" is tokens per pass from the acceptance of each token (for a rule that SURVIVAL does not know, the
     measured number); "predicted" is the speedup that they are worth at the measured c and v. "eq1" is tokens per
-    pass by equation 1 with alpha = accepted/tested, as if acceptances were i.i.d., which is not meant for the block rule.
+    pass by equation 1 with alpha = accepted/tested, as if acceptances were i.i.d. and the rule the token rule.
     """
     rounds = [one for text in written for one in text]
     counts = tally(rounds)
