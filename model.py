@@ -109,6 +109,13 @@ class GPT(nn.Module):
         self.register_buffer("bias", attention_bias(config.n_head, config.context), persistent=False)
         self.initialise(torch.Generator().manual_seed(seed))
 
+    def _apply(self, move, recurse=True):
+        """What .to(device, dtype) calls. Narrow weights need no narrow positions: bfloat16 takes 257 for 256."""
+        super()._apply(move, recurse)
+        bias = attention_bias(self.config.n_head, self.config.context)
+        self.bias = bias.to(self.embed.device, attention_dtype(self.embed.dtype))
+        return self
+
     @torch.no_grad()
     def initialise(self, generator):
         """Each block starts as the identity and the first prediction is uniform: both learn faster."""
@@ -131,7 +138,7 @@ class GPT(nn.Module):
         if end > self.config.context:
             raise ValueError(f"{end} tokens do not fit the context of {self.config.context}")
         x = F.embedding(ids, self.embed)  # (B, T, C)
-        bias = self.bias[None, :, start:end, :end].to(attention_dtype(x.dtype))  # (1, nh, T, end)
+        bias = self.bias[None, :, start:end, :end]  # (1, nh, T, end)
         for i, block in enumerate(self.blocks):
             x = block(x, bias, cache.keys_values[i] if cache else None, start)
         if cache:

@@ -58,7 +58,7 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
         ranked[..., top_k:] = -math.inf
     probs = ranked.softmax(-1)
     before = F.pad(probs.cumsum(-1)[..., :-1], (1, 0))  # probability of everything ranked higher
-    probs = probs.where(before < top_p, 0) if top_p < 1 else probs
+    probs = probs.where(before < max(top_p, 1e-30), 0) if top_p < 1 else probs
     return torch.zeros_like(z).scatter_(-1, order, probs / probs.sum(-1, keepdim=True))
 
 
@@ -140,9 +140,9 @@ def verify_block(p, q, drafted, choose):
     keep = block_keep(p, q, drafted)
     # Z_i: the target's probability at position i+1 that draft i+1 could not cover, for 0 < i < γ.
     Z = (keep[1:-1, None] * p[1:-1] - q[1:]).clamp(min=0).sum(-1)  # (γ-1,)
-    stop = torch.where(Z > 0, Z / (Z + (1 - keep[1:-1])), 0)
-    stop = torch.cat([stop, keep[1:][-1:]])  # (γ,) the run of all γ stands with probability keep[γ]
-    coins = choose(torch.stack([1 - stop, stop], -1))
+    h = torch.where(Z > 0, Z / (Z + (1 - keep[1:-1])), 0)
+    h = torch.cat([h, keep[1:][-1:]])  # (γ,) the run of all γ stands with probability keep[γ]
+    coins = choose(torch.stack([1 - h, h], -1))
     # The LARGEST i whose coin comes up, 0 if none does.
     lengths = torch.arange(len(keep), device=p.device)
     n = (F.pad(coins, (1, 0)) * lengths).amax()

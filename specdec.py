@@ -90,7 +90,7 @@ def check_room(target, tokens, max_new):
 @dataclass
 class Round:
     """What one pass of the target brought. Text, streaming, trace and bench are all made from these."""
-    drafted: list  # ids that the drafter proposed
+    drafted: list  # ids that the drafter proposed, also those after an end of text
     accepted: int  # how many of them joined the text
     new: list  # all ids that joined it: the accepted ones and the target's own, unless the text ends before that
     p: torch.Tensor  # (γ+1, V)
@@ -204,10 +204,10 @@ def seeded(device, seed):
     return chooser(torch.Generator(device).manual_seed(seed))
 
 
-def make_drafter(name, pair, warp):
-    if name == "model":
-        return draft_model(pair.draft, warp)
-    return prompt_lookup(pair.target.config.vocab_size, pair.target.embed.device)
+DRAFTERS = {
+    "model": lambda pair, warp: draft_model(pair.draft, warp),
+    "lookup": lambda pair, warp: prompt_lookup(pair.target.config.vocab_size, pair.target.embed.device),
+}
 
 
 def decode_plain(pair, tokens, max_new, warp, seed, eos=None):
@@ -215,7 +215,7 @@ def decode_plain(pair, tokens, max_new, warp, seed, eos=None):
 
 
 def decode_speculative(pair, tokens, max_new, gamma, warp, seed, drafter="model", verify="token", eos=None):
-    propose = make_drafter(drafter, pair, warp)
+    propose = DRAFTERS[drafter](pair, warp)
     choose = seeded(pair.target.embed.device, seed)
     return speculative(pair.target, propose, tokens, max_new, gamma, warp, choose, VERIFY[verify], eos)
 
@@ -287,6 +287,8 @@ def generate(pair, options, warp):
     print(f"speedup {row['speedup']:.2f}x ({row['speedup_min']:.2f} to {row['speedup_max']:.2f} in 3 runs); theory "
           f"predicts {row['predicted']:.2f}x: {row['expected']:.2f} tokens/pass at c {row['c']:.3f}, v {row['v']:.2f}")
     print(f"on {device_name(pair)}, {dtype_name(pair.target)}, {torch.get_num_threads()} threads")
+    if len(writers) < options.max_new:
+        print(f"the text ended after {len(writers)} tokens; both ways were timed to the full length")
     print("written by: " + ", ".join(coloured(f"{writer} {writers.count(writer)}", writer) for writer in COLOURS))
     return {"temperature": options.temperature, **row}
 
@@ -360,40 +362,40 @@ def rates(new_tokens, plain_seconds, seconds):
 
 @torch.inference_mode()
 def step_costs(pair, prompt, rounds, warp, drafter="model", verify="token"):
-    """(c, v): a draft step and a verification pass, each over a plain step, medians in the middle of these rounds.
+    """(c, v): a draft step and a verification pass, each over a plain step: medians over four rounds in the middle
+    of a text, done once more, and as many plain steps there.
 
     All that a step needs is in it: the forward pass, the warp, the draw, the read. Plain steps follow one another
     and so do rounds, as in decoding: what a step finds in the processor's caches is what the one before it left.
     """
-    target, device, context = pair.target, pair.target.embed.device, pair.target.config.context
-    gamma = max(1, *(len(one.drafted) for one in rounds))  # as many as were really drafted in the longest round
-    tokens = prompt + [token for one in rounds[:len(rounds) // 2] for token in one.new]
-    tokens = tokens[:context - gamma]
-    choose, propose, cache = seeded(device, 0), make_drafter(drafter, pair, warp), KVCache(target)
-    drafted = torch.zeros(gamma, dtype=torch.long, device=device)  # any drafts will do for the clock
-    q = torch.full((gamma, target.config.vocab_size), 1 / target.config.vocab_size, device=device)
+    target, device, middle = pair.target, pair.target.embed.device, len(rounds) // 2
+    choose, propose, cache = seeded(device, 0), DRAFTERS[drafter](pair, warp), KVCache(target)
+    ids = prompt + [token for one in rounds for token in one.new]
+    start = len(prompt) + sum(len(one.new) for one in rounds[:middle])
 
-    def plain_step():
-        cache.length = min(cache.length, len(tokens) - 1)
+    def plain_step(tokens):
         p = next_distributions(target, cache, tokens, warp)
         read([choose(p)], p.sum())
 
-    def draft():
-        return propose(tokens, gamma, choose)
-
-    def verification():
-        cache.length = len(tokens) - 1
+    def verification(tokens, drafted, q):
         p = next_distributions(target, cache, tokens, warp, drafted)
         n, token = VERIFY[verify](p, q, drafted, choose)
         read([n, token, drafted], p.sum() + q.sum())
 
-    plain_step()  # the first of each reads the whole text: not timed
-    steps = max(1, len(draft()[0]))
-    times = {work: [] for work in (plain_step, draft, verification)}
-    for work in [plain_step] * 5 + [draft, verification] * 4:
-        times[work].append(clock(device, work)[1])
-    one, drafting, many = map(statistics.median, times.values())
-    return drafting / steps / one, many / one
+    plain_step(ids[:start])  # the first of each reads all the text before it: not timed
+    propose(ids[:start], 1, choose)
+    plain_times, draft_times, wide_times = [], [], []
+    for n in range(start, min(start + 4, len(ids))):  # the last token of a text is never fed
+        cache.length = n - 1
+        plain_times.append(clock(device, lambda: plain_step(ids[:n]))[1])
+    for one in rounds[middle:middle + 4]:
+        tokens, cache.length = ids[:start], start - 1
+        (drafted, q), seconds = clock(device, lambda: propose(tokens, len(one.drafted), choose))
+        draft_times.append(seconds / max(1, len(drafted)))
+        wide_times.append(clock(device, lambda: verification(tokens, drafted, q))[1])
+        start += len(one.new)
+    one_step, draft_step, wide_pass = map(statistics.median, (plain_times, draft_times, wide_times))
+    return draft_step / one_step, wide_pass / one_step
 
 
 # ---------------------------------------------------------------- theory
@@ -401,17 +403,19 @@ def step_costs(pair, prompt, rounds, warp, drafter="model", verify="token"):
 def prediction(pair, prompts, written, costs, gamma, warp, drafter, verify):
     """The counts, and what theory makes of acceptance, c and v. written: for each prompt its rounds.
 
-    "expected" is tokens per pass from the acceptance of each token (for a rule that SURVIVAL does not know, the
-    measured number); "predicted" is the speedup that they are worth at the measured c and v. "eq1" is tokens per
+    "expected" is tokens per pass from the acceptance of each token (for a rule or drafter that is not known here,
+    the measured number); "predicted" is the speedup that they are worth at the measured c and v. "eq1" is tokens per
     pass by equation 1 with alpha = accepted/tested, as if acceptances were i.i.d. and the rule the token rule.
     """
     rounds = [one for text in written for one in text]
     counts = tally(rounds)
     measured, passes = counts["new_tokens"] / counts["passes"], 0
     for prompt, text in zip(prompts, written):
-        ids = prompt + [token for one in text for token in one.new]
-        q_over_p = text_ratios(pair, ids, len(prompt), gamma, warp, drafter)
-        passes += expected_passes(q_over_p, SURVIVAL[verify]) if verify in SURVIVAL else len(text)
+        if verify in SURVIVAL and drafter in ("model", "lookup"):
+            ids = prompt + [token for one in text for token in one.new]
+            passes += expected_passes(text_ratios(pair, ids, len(prompt), gamma, warp, drafter), SURVIVAL[verify])
+        else:
+            passes += len(text)
     expected = counts["new_tokens"] / passes
     alpha = counts["accepted"] / max(1, counts["tested"])
     c, v = map(statistics.median, zip(*costs))
@@ -427,21 +431,19 @@ def text_ratios(pair, tokens, start, gamma, warp, drafter="model"):
     ids = torch.tensor(tokens, device=pair.target.embed.device)
 
     def probability(model):
-        """Of each token of the text, given those before it: one pass over all of it."""
-        return warp(model(ids[None, :-1])[0, start - 1:]).gather(-1, ids[start:, None])[:, 0]
+        """Of each token of the text, given those before it, as far as the context goes: one pass over all of it."""
+        fed = ids[:-1][:model.config.context]
+        return warp(model(fed[None])[0, start - 1:]).gather(-1, ids[start:len(fed) + 1, None])[:, 0]
 
     p = probability(pair.target).clamp(min=1e-30)
-    if drafter == "model" and len(ids) - 1 <= pair.draft.config.context:
-        q_over_p = (probability(pair.draft) / p).tolist()
-        return [q_over_p[t:t + gamma] for t in range(len(q_over_p))]
-    # Other drafters are asked at each place. One that draws is made to draw what came.
-    places, propose = [], make_drafter(drafter, pair, warp)
+    if drafter == "model":
+        q = probability(pair.draft)
+        q_over_p = (q / p[:len(q)]).tolist()
+        return [q_over_p[t:t + gamma] for t in range(len(p))]
+    places = []  # lookup: q is 1 where what it drafts is what came, and else 0
     for t in range(start, len(tokens)):
-        came = ids[t:t + gamma]
-        coming = iter(came)
-        drafted, q = propose(tokens[:t], len(came), lambda probs: next(coming).view(1))
-        came = came[:len(drafted), None]
-        places.append((q.gather(-1, came)[:, 0] / p[t - start:][:len(drafted)]).tolist())
+        drafts = zip(continuation(tokens[:t])[:gamma], tokens[t:], p[t - start:].tolist())
+        places.append([(x == y) / p_of_y for x, y, p_of_y in drafts])
     return places
 
 
@@ -567,6 +569,11 @@ def explain(one, verify, encoding):
     fell, tells what it asked for: the probabilities of the coins, then the distribution of the next token.
     """
     drafted = torch.tensor(one.drafted, dtype=torch.long, device=one.p.device)
+    if verify not in SURVIVAL:  # a rule of one's own: its coins are not known
+        fates = ["accepted" if i < one.accepted else "rejected" for i in range(len(drafted))]
+        rows = torch.arange(len(drafted), device=one.p.device)
+        return {"draft": [shown(x, encoding) for x in one.drafted], "q(x)": one.q[rows, drafted].tolist(),
+                "p(x)": one.p[rows, drafted].tolist(), "verdict": fates}, {}
     rows, asked = torch.arange(len(drafted), device=one.p.device), []
 
     def choose(probs):
@@ -820,7 +827,7 @@ def parse(arguments):
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
                         help="keep the fewest likeliest tokens that add up to P (default 1: all)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--drafter", choices=("model", "lookup"), default="model",
+    parser.add_argument("--drafter", choices=tuple(DRAFTERS), default="model",
                         help="a small model, or the text so far")
     parser.add_argument("--verify", choices=tuple(VERIFY), default="token",
                         help="token by token, or the run as a block")

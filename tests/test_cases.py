@@ -5,7 +5,6 @@ import ast
 import contextlib
 import math
 import pickletools
-import re
 import socket
 import subprocess
 import sys
@@ -179,6 +178,12 @@ def test_positions_go_on_from_what_the_cache_holds():
     assert positions() == [[3, 4]] * 2
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64), ids=str)
+def test_every_distance_has_a_bias_of_its_own_in_every_dtype(dtype):
+    model = GPT(Config(3, context=512, n_head=2, n_embd=8)).to(DEVICE, dtype)
+    assert model.bias[0, -1].unique().numel() == 512
+
+
 # ---------------------------------------------------------------- context edge
 
 @pytest.mark.parametrize("drafter", ("model of 16", "model of 12", "lookup"))
@@ -248,7 +253,8 @@ def test_a_drafter_without_draws_gives_a_one_hot_q(tokens):
 # ---------------------------------------------------------------- top-p edge
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
-@pytest.mark.parametrize("top_p, kept", [(0.4, 1), (0.5, 1), (0.6, 2), (0.875, 3), (1e-8, 1), (1, 4)])
+@pytest.mark.parametrize("top_p, kept", [(0.4, 1), (0.5, 1), (0.6, 2), (0.875, 3), (1e-8, 1), (1e-46, 1), (5e-324, 1),
+                                         (1, 4)])
 def test_top_p_keeps_the_fewest_tokens_that_reach_it_exactly(top_p, kept, dtype):
     p = torch.tensor([0.5, 0.25, 0.125, 0.125], dtype=dtype, device=DEVICE)
     probs = warp(p.log(), top_p=top_p)
@@ -392,7 +398,7 @@ def test_a_text_with_few_repetitions_gives_a_smaller_vocabulary_and_says_so(caps
         train_tokenizer([""], 300)
     with pytest.raises(ValueError, match="too short"):  # too short for a window, not for a vocabulary
         train_tiny.train_pair(MICRO, ["aaab"], DEVICE)
-    assert re.search(r"stops at \d+ of 300", capsys.readouterr().out)
+    assert "stops at 258 of 300" in capsys.readouterr().out
 
 
 def test_no_row_of_a_model_is_beyond_the_tokenizer():
@@ -734,10 +740,36 @@ def test_a_prediction_charges_a_clipped_round_as_it_was():
     assert figures["predicted"] == pytest.approx(7 / 2 / (1.2 + 0.1 * 2.5))
 
 
-def test_a_rule_of_ones_own_is_measured_and_its_tokens_per_pass_are_not_foretold(monkeypatch):
-    monkeypatch.setitem(VERIFY, "mine", verify_token)
-    (row,) = specdec.measure(micro_pair(), [[1, 2, 3]], 9, [2], warp, 0, verify="mine", repeats=1)
-    assert row["expected"] == row["tokens_per_pass"] and row["predicted"] > 0
+def never(p, q, drafted, choose):
+    """A rule that keeps no draft: one draw, and no coins."""
+    return torch.zeros((), dtype=torch.long, device=p.device), choose(p[0])
+
+
+def stops_at_a_coin(pair, warp):
+    """A drafter that draws from rows without a leading axis, and tosses a coin of its own."""
+    propose = draft_model(pair.draft, warp)
+    half = torch.tensor([0.5, 0.5])
+    return lambda tokens, gamma, choose: propose(tokens, min(gamma, choose(half).item()), choose)
+
+
+def test_a_rule_and_a_drafter_of_ones_own_are_measured_and_told_and_not_foretold(monkeypatch):
+    monkeypatch.setitem(VERIFY, "never", never)
+    monkeypatch.setitem(specdec.DRAFTERS, "mine", stops_at_a_coin)
+    for part in (dict(verify="never"), dict(drafter="mine")):
+        (row,) = specdec.measure(micro_pair(), [[1, 2, 3]], 9, [2], warp, 0, repeats=1, **part)
+        assert row["expected"] == row["tokens_per_pass"] and row["predicted"] > 0
+    encoding = micro_pair().encoding
+    rounds = list(specdec.decode_speculative(micro_pair(), [1, 2], 5, 2, warp, 0, verify="never"))
+    told = list(specdec.trace_text("", rounds, encoding, "never"))
+    assert len(told) == 5 and "rejected" in told[0] and "accepted" not in told[0].split("so far")[0].split("\n", 1)[1]
+
+
+def test_the_clock_waits_for_the_device_on_both_sides(monkeypatch):
+    seen = []
+    monkeypatch.setattr(specdec, "synchronize", lambda device: seen.append("wait"))
+    monkeypatch.setattr(specdec.time, "perf_counter", lambda: seen.append("time") or len(seen))
+    assert specdec.clock(DEVICE, lambda: seen.append("work")) == (None, 3)
+    assert seen == ["wait", "time", "work", "wait", "time"]
 
 
 @rules
