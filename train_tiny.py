@@ -279,6 +279,8 @@ class Progress:
         line = (f"{self.label:<18} step {self.taken}/{self.steps}{loss}  {self.tokens / elapsed:,.0f} tokens/s  "
                 f"{minutes}:{seconds:02} left")
         print(f"\r{line:<78}" if terminal else line, end="\n" if done >= 1 or not terminal else "", flush=True)
+        if done >= 1 and self.taken < self.steps:
+            print(f"stopped by the time limit after {self.taken} of {self.steps} steps: the pair will be poorer for it")
 
 
 @torch.no_grad()

@@ -93,7 +93,7 @@ def test_the_distillation_loss_is_one_minus_the_overlap_of_p_and_q():
     assert total_variation(draft, windows, q.detach()).item() == pytest.approx(0, abs=1e-5)
 
 
-def test_training_ends_when_its_time_is_over_however_many_steps_are_left():
+def test_training_ends_when_its_time_is_over_however_many_steps_are_left(capsys):
     model, shapes = GPT(Config(9, context=16, n_head=2, n_embd=8)).to(DEVICE), set()
 
     def draw(generator):
@@ -104,7 +104,7 @@ def test_training_ends_when_its_time_is_over_however_many_steps_are_left():
         return cross_entropy(model, windows)
 
     train_tiny.fit("x", model, draw, loss_of, steps=10 ** 9, seconds=0.2, seed=0)
-    assert shapes == {(2, 9)}
+    assert shapes == {(2, 9)} and "stopped by the time limit after" in capsys.readouterr().out
 
 
 def test_a_pair_can_be_trained_on_windows_of_a_few_tokens():
