@@ -496,24 +496,25 @@ def bottleneck(target):
     weights = [w for w in target.parameters() if w is not target.embed]  # of that, a pass reads a row a token
     moved = sum(w.numel() * w.element_size() for w in weights)
 
-    def pass_ms(rows, cached):
-        ids = torch.zeros(1, rows, dtype=torch.long, device=device)
+    def one_pass(rows, cached):
+        cache.length = cached
+        target(torch.zeros(1, rows, dtype=torch.long, device=device), cache)
 
-        def one_pass():
-            cache.length = cached
-            target(ids, cache)
-
-        return statistics.median(clock(device, one_pass)[1] for _ in range(60)) * 1000
+    def pass_ms(shapes):
+        """The median time of each (rows, cached), taken in turn: they share what the machine does meanwhile."""
+        times = [[clock(device, lambda: one_pass(*shape))[1] for shape in shapes] for _ in range(65)]
+        return [1000 * statistics.median(column) for column in zip(*times[5:])]  # the first ones warm up
 
     quarter = max(1, config.context // 4)
-    pass_ms(1, quarter)  # warm up
-    by_rows = {rows: pass_ms(rows, quarter) for rows in (1, 2, 4, 8, 16) if rows <= quarter}
+    counts = [rows for rows in (1, 2, 4, 8, 16) if rows <= quarter]
+    by_rows = dict(zip(counts, pass_ms([(rows, quarter) for rows in counts])))
     fastest = memory_rate(device)
     print(f"\nOne target pass with {quarter} tokens cached. It reads {moved / 1e6:.1f} MB of weights, however many "
           f"rows it carries.\nThe sum of a large array reads memory at {fastest:.1f} GB/s here.")
     for rows, ms in by_rows.items():
         print(f"{rows:4} rows {ms:8.2f} ms {moved / ms / 1e6:8.1f} GB/s   {bar(ms / by_rows[1])} {ms / by_rows[1]:.2f}")
-    by_length = {cached: pass_ms(1, cached) for cached in (0, quarter, 2 * quarter, 3 * quarter, config.context - 1)}
+    lengths = [0, quarter, 2 * quarter, 3 * quarter, config.context - 1]
+    by_length = dict(zip(lengths, pass_ms([(1, cached) for cached in lengths])))
     size = cache.keys_values.numel() * cache.keys_values.element_size()
     print(f"\nOne row against the tokens in the cache, which takes {size / 1e6:.1f} MB whatever it holds:")
     for cached, ms in by_length.items():
