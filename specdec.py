@@ -409,17 +409,15 @@ def prediction(pair, prompts, written, costs, gamma, warp, drafter, verify):
     """
     rounds = [one for text in written for one in text]
     counts = tally(rounds)
-    measured, passes = counts["new_tokens"] / counts["passes"], 0
-    for prompt, text in zip(prompts, written):
-        if verify in SURVIVAL and drafter in ("model", "lookup"):
-            ids = prompt + [token for one in text for token in one.new]
-            passes += expected_passes(text_ratios(pair, ids, len(prompt), gamma, warp, drafter), SURVIVAL[verify])
-        else:
-            passes += len(text)
+    passes = counts["passes"]
+    if verify in SURVIVAL and drafter in ("model", "lookup"):
+        texts = [prompt + [token for one in text for token in one.new] for prompt, text in zip(prompts, written)]
+        passes = sum(expected_passes(text_ratios(pair, ids, len(prompt), gamma, warp, drafter), SURVIVAL[verify])
+                     for prompt, ids in zip(prompts, texts))
     expected = counts["new_tokens"] / passes
     alpha = counts["accepted"] / max(1, counts["tested"])
     c, v = map(statistics.median, zip(*costs))
-    return {**counts, "tokens_per_pass": measured, "expected": expected,
+    return {**counts, "tokens_per_pass": counts["new_tokens"] / counts["passes"], "expected": expected,
             "eq1": statistics.mean(expected_tokens(alpha, len(one.drafted)) for one in rounds),
             "alpha": alpha, "c": c, "v": v, "predicted": expected / (v + c * counts["drafted"] / counts["passes"])}
 
@@ -440,9 +438,9 @@ def text_ratios(pair, tokens, start, gamma, warp, drafter="model"):
         q = probability(pair.draft)
         q_over_p = (q / p[:len(q)]).tolist()
         return [q_over_p[t:t + gamma] for t in range(len(p))]
-    places = []  # lookup: q is 1 where what it drafts is what came, and else 0
+    places, p = [], p.tolist()  # lookup: q is 1 where what it drafts is what came, and else 0
     for t in range(start, len(tokens)):
-        drafts = zip(continuation(tokens[:t])[:gamma], tokens[t:], p[t - start:].tolist())
+        drafts = zip(continuation(tokens[:t])[:gamma], tokens[t:], p[t - start:])
         places.append([(x == y) / p_of_y for x, y, p_of_y in drafts])
     return places
 
@@ -570,12 +568,11 @@ def explain(one, verify, encoding):
     fell, tells what it asked for: the probabilities of the coins, then the distribution of the next token.
     """
     drafted = torch.tensor(one.drafted, dtype=torch.long, device=one.p.device)
-    if verify not in SURVIVAL:  # a rule of one's own: its coins are not known
-        fates = ["accepted" if i < one.accepted else "rejected" for i in range(len(drafted))]
-        rows = torch.arange(len(drafted), device=one.p.device)
-        return {"draft": [shown(x, encoding) for x in one.drafted], "q(x)": one.q[rows, drafted].tolist(),
-                "p(x)": one.p[rows, drafted].tolist(), "verdict": fates}, {}
     rows, asked = torch.arange(len(drafted), device=one.p.device), []
+    drafts = {"draft": [shown(x, encoding) for x in one.drafted],
+              "q(x)": one.q[rows, drafted].tolist(), "p(x)": one.p[rows, drafted].tolist()}
+    if verify not in SURVIVAL:  # a rule of one's own: its coins are not known
+        return drafts | {"verdict": ["accepted" if i < one.accepted else "rejected" for i in range(len(drafted))]}, {}
 
     def choose(probs):
         asked.append(probs)
@@ -588,9 +585,7 @@ def explain(one, verify, encoding):
         keeps = block_keep(one.p, one.q, drafted).tolist()
         chances, keep = {"keep_i": keeps[1:], "h_i": coins[:, 1].tolist()}, keeps[one.accepted]
     fates = [fate(one, i, verify) for i in range(len(drafted))]
-    drafts = {"draft": [shown(x, encoding) for x in one.drafted],
-              "q(x)": one.q[rows, drafted].tolist(), "p(x)": one.p[rows, drafted].tolist(), **chances,
-              "coin": [coin for coin, _ in fates], "verdict": [verdict for _, verdict in fates]}
+    drafts |= {**chances, "coin": [coin for coin, _ in fates], "verdict": [verdict for _, verdict in fates]}
     return drafts, candidates(one, next_distribution, keep, encoding)
 
 

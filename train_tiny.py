@@ -329,9 +329,8 @@ def train_pair(preset, documents, device, seed=0):
     def opinions_of_target(generator):
         return answers[torch.randint(len(answers), (), generator=generator)]
 
-    def bits_per_byte_of(model):
-        return bits_per_byte(model, held_out, bytes_per_token(encoding), preset.window)
-
+    bits_per_byte_of = functools.partial(bits_per_byte, data=held_out, sizes=bytes_per_token(encoding),
+                                         window=preset.window)
     # Each stage draws windows of its own: the opinions are not only on what the target has just learned.
     limits = [(steps, 60 * minutes, seed + stage)
               for stage, (steps, minutes) in enumerate(zip(preset.steps, preset.minutes))]

@@ -9,17 +9,20 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
+import specdec
 from model import GPT, Config
-from sampling import chooser
+from sampling import VERIFY
 from train_tiny import PRESETS, train_pair
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+rules = pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY.keys())
 
 
 def seeded(seed=0):
-    return chooser(torch.Generator(DEVICE).manual_seed(seed))
+    return specdec.seeded(DEVICE, seed)
 
 
 def forbidden(*_, **__):

@@ -23,8 +23,8 @@ import specdec
 import train_tiny
 from exact import distance, law
 from model import GPT, Config, KVCache
-from rigs import (DEVICE, MICRO, SOURCE, Scripted, forbidden, identity_rig, micro_pair, quiet_pair, random_gpt, saying,
-                  seeded)
+from rigs import (DEVICE, MICRO, SOURCE, Scripted, forbidden, identity_rig, micro_pair, quiet_pair, random_gpt, rules,
+                  saying, seeded)
 from sampling import VERIFY, residual, verify_token, warp
 from specdec import Round, draft_model, plain, prompt_lookup, speculative, stream, tally
 from train_tiny import END_OF_TEXT, Pair, bits_per_byte, draw_windows, encode, load_pair, save_pair, train_tokenizer
@@ -32,7 +32,6 @@ from train_tiny import END_OF_TEXT, Pair, bits_per_byte, draw_windows, encode, l
 HERE = Path(__file__).resolve().parent
 EXACT = 1e-12
 greedy = partial(warp, temperature=0)
-rules = pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY.keys())
 
 
 def text(rounds):
@@ -295,7 +294,7 @@ def test_the_residual_is_what_q_leaves_of_p_and_p_itself_where_that_is_nothing(d
     assert torch.allclose(residual(p, p * 0), p)  # the bonus
 
 
-@pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY.keys())
+@rules
 def test_a_forced_rejection_where_p_equals_q_gives_a_token_of_p(verify):
     p = torch.tensor([[1.0, 0, 0], [0, 0, 1.0]], device=DEVICE)
     rejection = iter((torch.zeros(1, dtype=torch.long, device=DEVICE), None))

@@ -17,13 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from exact import every_outcome, law
 from model import KVCache, linear
-from rigs import DEVICE, random_gpt
-from sampling import (VERIFY, expected_passes, expected_speedup, expected_tokens, residual, verify_block, verify_token,
-                      warp)
+from rigs import DEVICE, random_gpt, rules
+from sampling import expected_passes, expected_speedup, expected_tokens, residual, verify_block, verify_token, warp
 from specdec import continuation, prompt_lookup
 from train_tiny import END_OF_TEXT, PIECES, encode, train_tokenizer
 
-rules = pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY.keys())
 dtypes = pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=("float32", "float64"))
 EXACT = 1e-12  # float64: sums of a few hundred products
 ROUNDED = 1e-5  # float32: the same with steps of 6e-8

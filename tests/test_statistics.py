@@ -20,12 +20,11 @@ import pytest
 import torch
 
 from model import GPT, Config
-from rigs import DEVICE, MICRO, SOURCE, Scripted, autoregressive_law, quiet_pair, random_gpt, seeded
+from rigs import DEVICE, MICRO, SOURCE, Scripted, autoregressive_law, quiet_pair, random_gpt, rules, seeded
 from sampling import VERIFY, warp
 from specdec import draft_model, plain, prompt_lookup, speculative
 
 DELTA = 1e-9
-rules = pytest.mark.parametrize("verify", VERIFY.values(), ids=VERIFY.keys())
 
 
 def bound(outcomes, draws):
