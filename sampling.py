@@ -1,4 +1,4 @@
-"""Probability, and nothing else: no model, no cache, no device.
+"""Probability, and nothing else: no model and no cache.
 
 Notation, the same in every file of this project:
 
@@ -8,17 +8,16 @@ Notation, the same in every file of this project:
     y        a token of the text
     gamma    how many tokens are drafted in a round (γ)
     alpha    acceptance rate: the mean of Σ min(p, q) over contexts (α)
-    c        time of one draft step / time of one target step
-    v        time of a target pass over γ+1 rows / time of one over 1 row
+    c        time of a draft step / time of a plain step (a pass over one row, the draw, the read)
+    v        time of a round without its drafts / time of a plain step
     V        size of the vocabulary
 
-These are the letters of Leviathan, Kalman and Matias 2023 (arXiv 2211.17192), cited as "L" below.
-Chen et al. 2023 (arXiv 2302.01318) found the same algorithm and use p and q the other way round.
-(Inside model.py q, k and v are the queries, keys and values of attention.)
+These are the letters of Leviathan, Kalman and Matias 2023 (arXiv 2211.17192). Chen et al. 2023
+(arXiv 2302.01318) found the same algorithm and swap p and q.
 """
 
-import itertools
 import math
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -31,22 +30,15 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
 
     logits (..., V) in any float type -> probabilities (..., V) in float32 or wider. Both models go
     through the same warp, and its output is both what is drawn from and what is scored: "lossless"
-    is meant with respect to the warped p (L, section 2.2). Temperature 0 is a one-hot argmax, so
-    greedy decoding needs no code of its own anywhere. Equal logits rank in the order of their ids.
-    NaN logits give NaN probabilities; the loop reports them. Raises ValueError for bad settings.
+    means with respect to the warped p (Leviathan et al., section 2.2). Temperature 0 is a one-hot
+    argmax, so greedy decoding needs no code of its own anywhere. Equal logits rank in the order of
+    their ids. NaN logits give NaN probabilities: the loop reports them.
     """
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be 0 or a positive number, not {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top-k must be at least 1, not {top_k}")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top-p must be above 0 and at most 1, not {top_p}")
-
+    check_settings(temperature, top_k, top_p)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0:
-        best = z.argmax(-1, keepdim=True)
-        one = z.gather(-1, best) * 0 + 1  # 1, or NaN where the logits hold one
-        return torch.zeros_like(z).scatter_(-1, best, one)
+        one_hot = torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1)
+        return one_hot.masked_fill(z.isnan().any(-1, keepdim=True), math.nan)
     if temperature != 1:
         # The largest logit becomes 0 and stays 0 at any temperature, however small: no inf - inf.
         z = (z - z.amax(-1, keepdim=True)) / min(max(temperature, 1e-30), 1e30)
@@ -57,9 +49,20 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
     if top_k is not None:
         ranked[..., top_k:] = -math.inf
     probs = ranked.softmax(-1)
-    before = F.pad(probs.cumsum(-1)[..., :-1], (1, 0))  # probability of everything ranked higher
-    probs = probs.where(before < max(top_p, 1e-30), 0) if top_p < 1 else probs
+    if top_p < 1:
+        before = F.pad(probs.cumsum(-1)[..., :-1], (1, 0))  # probability of all that rank higher
+        probs = probs.where(before < max(top_p, 1e-30), 0)  # 1e-30: a smaller float32 would be 0
     return torch.zeros_like(z).scatter_(-1, order, probs / probs.sum(-1, keepdim=True))
+
+
+def check_settings(temperature, top_k, top_p):
+    """Raises ValueError for what `warp` cannot do."""
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be 0 or a positive number, not {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top-k must be at least 1, not {top_k}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top-p must be above 0 and at most 1, not {top_p}")
 
 
 # ---------------------------------------------------------------- drawing
@@ -67,8 +70,8 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
 def chooser(generator):
     """The draw, `choose(probs)`: the only source of randomness while decoding.
 
-    probs (..., V) on the generator's device -> token ids (...), each drawn from its row. A coin that
-    comes up 1 with probability a is a draw from (1-a, a). The tests replace `choose` by something
+    probs (..., V) on the generator's device -> token ids (...), each drawn from its row. A coin
+    that comes up 1 with probability a is a draw from (1-a, a). The tests replace `choose` by one
     that replays every outcome, and so compute the exact law of the code that calls it.
     """
     def choose(probs):
@@ -80,118 +83,95 @@ def chooser(generator):
     return choose
 
 
+def seeded(device, seed):
+    """A `choose` with a random stream of its own, fixed by the seed."""
+    check_seed(seed)
+    return chooser(torch.Generator(device).manual_seed(seed))
+
+
+def check_seed(seed):
+    if not 0 <= seed < 2 ** 63:
+        raise ValueError(f"seed must be from 0 to 2^63 - 1, not {seed}")
+
+
 # ---------------------------------------------------------------- accept or correct
 
-def residual(p, q, keep=1.0):
-    """norm(max(0, keep·p - q)): the target's probability that q leaves uncovered.
+@dataclass
+class Verdict:
+    """What a rule decides about the drafts of a round. A rule must give the first two; the trace
+    shows the others. Tensors on the device of p, so that the loop reads a round once."""
+    n: torch.Tensor  # (), how many drafts stand
+    token: torch.Tensor  # (), the token after them
+    drawn_from: torch.Tensor = None  # (V,), the distribution of that token
+    columns: dict = field(default_factory=dict)  # {title: (γ,)}, numbers of each draft
+    one_by_one: bool = False  # drafts behind the first rejected one were not tested
 
-    p, q (V,) -> (V,). keep: 1, or a tensor of shape (1,); see next_token. Where the two are equal up to rounding
-    nothing is left; then it is p. (L, section 2.3 and appendix A.1.)
+
+def verify_token(p, q, drafted, choose):
+    """The token rule: test the drafts one by one, stop at the first that fails.
+
+    p (γ+1, V), row i judges draft i and the last row is the bonus; q (γ, V), what each draft was
+    really drawn from; drafted (γ,), the tokens. (Leviathan et al., Algorithm 1.)
     """
-    left = (keep * p - q).clamp(min=0)
-    total = left.sum()
-    return torch.where(total > 0, left / total, p)
-
-
-def next_token(p, q, keep, n, choose):
-    """The token after n accepted drafts: a correction after a rejection, else the bonus.
-
-    keep: of the block rule P(at least n drafts stand | the first n drafts); in the token rule it cancels, so 1.
-    One line serves both cases, since q of the bonus position is a row of zeros and leaves all of p uncovered.
-    """
-    q = F.pad(q, (0, 0, 0, 1))  # (γ+1, V)
-    row = n.view(1)  # a one-element index, not p[n]: that would read n back from the device
-    return choose(residual(p.index_select(0, row)[0], q.index_select(0, row)[0], keep))
+    accept = p_over_q(p, q, drafted).clamp(max=1)  # (γ,)
+    coins = choose(torch.stack([1 - accept, accept], -1))  # (γ,) of 0 and 1
+    n = coins.cumprod(0).sum()  # coins after the first 0 do not count
+    drawn_from = residual(row(p, n), row(with_bonus_row(q), n))  # (V,)
+    columns = {"min(1, p/q)": accept, "coin": coins}
+    return Verdict(n, choose(drawn_from), drawn_from, columns, one_by_one=True)
 
 
 def p_over_q(p, q, drafted):
-    """p(x) / q(x) for each drafted token: (γ+1, V), (γ, V), (γ,) -> (γ,). Infinite where q(x) is 1e-45, say."""
+    """p(x) / q(x) of each drafted token: (γ,). It may overflow to infinity where q(x) is tiny."""
     x = drafted[:, None]
     return (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0]
 
 
-def verify_token(p, q, drafted, choose):
-    """The token rule: test the drafts one by one, stop at the first that fails (L, Algorithm 1).
+def residual(p, q):
+    """norm(max(0, p - q)), (V,): what q leaves of p, made to sum to 1 (Leviathan et al., 2.3).
 
-    p (γ+1, V), row i judges draft i and the last row is the bonus; q (γ, V), what each draft was
-    really drawn from; drafted (γ,). Returns n, how many drafts stand, and the token after them, both
-    tensors of shape () on the device of p.
+    Where the two are equal up to rounding nothing is left; then it is p.
     """
-    accept = p_over_q(p, q, drafted).clamp(max=1)
-    coins = choose(torch.stack([1 - accept, accept], -1))  # (γ,) of 0 and 1
-    n = coins.cumprod(0).sum()  # coins after the first 0 do not count
-    return n, next_token(p, q, 1.0, n, choose)
+    left = (p - q).clamp(min=0)
+    left = torch.where(left.sum() > 0, left, p)
+    return left / left.sum()
+
+
+def with_bonus_row(q):
+    """q (γ, V) -> (γ+1, V). No draft stands in the bonus's place: zeros, which leave all of p."""
+    return F.pad(q, (0, 0, 0, 1))
+
+
+def row(table, n):
+    """Row n of a table, n being a tensor (). table[n] would read n back from the device."""
+    return table.index_select(0, n.view(1))[0]
+
+
+def verify_block(p, q, drafted, choose):
+    """The block rule: one decision for the whole run (Sun et al. 2024, arXiv 2403.10444, Alg. 2).
+
+    Arguments and law of verify_token. It accepts at least as many drafts on average, since a token
+    that p likes more than q does makes up for one before it that p likes less.
+    """
+    keep = block_keep(p, q, drafted)  # (γ+1,)
+    # Z_i: what the correction behind i drafts has to supply. For h see docs/theory.md, section 2.
+    Z = (keep[:-1, None] * p[:-1] - q).clamp(min=0).sum(-1)  # (γ,)
+    h = torch.where(Z > 0, Z / (Z + (1 - keep[:-1])), 0)
+    h = torch.cat([h, keep[-1:]])  # (γ+1,), the run of all γ stands with keep_γ
+    coins = choose(torch.stack([1 - h, h], -1))
+    # The LARGEST i whose coin comes up; 0 if none does, whatever coin 0 says.
+    n = (coins * torch.arange(len(coins), device=p.device)).amax()
+    drawn_from = residual(row(keep, n) * row(p, n), row(with_bonus_row(q), n))  # (V,)
+    columns = {"keep": keep[1:], "h": h[1:], "coin": coins[1:]}
+    return Verdict(n, choose(drawn_from), drawn_from, columns)
 
 
 def block_keep(p, q, drafted):
-    """keep[i] = P(at least i drafts stand | the first i drafts), of the block rule: -> (γ+1,)."""
+    """keep_i = P(at least i drafts stand | the first i drafts), of the block rule: (γ+1,)."""
     keep = [torch.ones_like(p[0, 0])]
     for ratio in p_over_q(p, q, drafted).clamp(max=1e30):  # finite, since 0 · inf is NaN
         keep.append((keep[-1] * ratio).clamp(max=1))
     return torch.stack(keep)
 
 
-def verify_block(p, q, drafted, choose):
-    """The block rule: one decision for the whole run (Sun et al. 2024, arXiv 2403.10444, Algorithm 2).
-
-    Same signature and law as verify_token. It accepts at least as many drafts on average, since a
-    token that p likes more than q does makes up for one before it that p likes less.
-    """
-    keep = block_keep(p, q, drafted)
-    # Z_i: the target's probability at position i+1 that draft i+1 could not cover, for 0 < i < γ.
-    Z = (keep[1:-1, None] * p[1:-1] - q[1:]).clamp(min=0).sum(-1)  # (γ-1,)
-    h = torch.where(Z > 0, Z / (Z + (1 - keep[1:-1])), 0)
-    h = torch.cat([h, keep[1:][-1:]])  # (γ,) the run of all γ stands with probability keep[γ]
-    coins = choose(torch.stack([1 - h, h], -1))
-    # The LARGEST i whose coin comes up, 0 if none does.
-    lengths = torch.arange(len(keep), device=p.device)
-    n = (F.pad(coins, (1, 0)) * lengths).amax()
-    return n, next_token(p, q, keep.index_select(0, n.view(1)), n, choose)
-
-
-VERIFY = {"token": verify_token, "block": verify_block}
-
-
-# ---------------------------------------------------------------- what theory predicts
-
-def expected_tokens(alpha, gamma):
-    """Tokens per target pass: (1 - α^(γ+1)) / (1 - α), if acceptances are i.i.d. (L, equation 1)."""
-    return gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
-
-
-def expected_speedup(alpha, gamma, c, v):
-    """Tokens per pass over the cost of a round in plain steps, v + γc (L, Theorem 3.8, where v is 1)."""
-    return expected_tokens(alpha, gamma) / (v + gamma * c)
-
-
-def survival_token(q_over_p):
-    """P(at least i drafts of a round stood | the text), i = 0, 1, ..., from q(y) / p(y) of the text's tokens y.
-
-    A token y is drafted and stands with probability min(p(y), q(y)), and it comes with p(y): once it is there,
-    it came as a draft with probability min(1, q(y) / p(y)).
-    """
-    return list(itertools.accumulate(q_over_p, lambda stand, ratio: stand * min(1, ratio), initial=1.0))
-
-
-def survival_block(q_over_p):
-    """The same for the block rule, where it holds of whole runs: the least of 1 and all products of q / p so far."""
-    products = itertools.accumulate(q_over_p, lambda product, ratio: min(product * ratio, 1e30), initial=1.0)
-    return list(itertools.accumulate(products, min))  # 1e30: finite, since inf · 0 is NaN
-
-
-SURVIVAL = {"token": survival_token, "block": survival_block}
-
-
-def expected_passes(q_over_p, survival=survival_token):
-    """The mean number of target passes of a text, given the text. Nothing is taken to be i.i.d.
-
-    q_over_p[t]: of the drafts proposed where t tokens are written, q(y) / p(y) of the tokens y that came there.
-    The text ran to its full length: it was not cut by an end of text. A round that starts at t and keeps i drafts
-    is followed by one that starts at t+i+1.
-    """
-    total = len(q_over_p)
-    passes = [0.0] * (total + 1)  # from t on
-    for t in reversed(range(total)):
-        stand = survival(q_over_p[t][:total - t - 1]) + [0.0]
-        passes[t] = 1 + sum((stand[i] - stand[i + 1]) * passes[t + i + 1] for i in range(len(stand) - 1))
-    return passes[0]
+VERIFY = {"token": verify_token, "block": verify_block}  # add a rule of your own here
