@@ -1,0 +1,114 @@
+"""The vocabulary: learned from a text, and the way from text to tokens and back."""
+
+import codecs
+import hashlib
+import re
+from collections import Counter, defaultdict
+
+import tiktoken
+import torch
+
+END_OF_TEXT = "<|endoftext|>"
+
+# Where a text is cut before pairs are merged: words and signs with the space before them, a line
+# break with the indentation after it, single digits and other characters. Only ASCII is told apart,
+# so that Python's re and tiktoken's engine agree on every character. No piece is longer than 33
+# characters: merging takes time that grows with the square of that.
+PIECES = "|".join([" ?[A-Za-z\u0080-\U0010ffff]{1,32}", "[0-9]", r" ?[!-/:-@\[-^`{-~]{1,32}",
+                   "_{1,32}", "\n {0,32}", "[\x00-\x20\x7f]"])
+
+
+# ---------------------------------------------------------------- learned from a text
+
+def train_tokenizer(documents, vocab_size):
+    """The vocabulary of a text, the end of text as its last id. ValueError for no text, or for no
+    room for the bytes."""
+    if vocab_size < 257:
+        raise ValueError("a vocabulary needs 256 bytes and the end of text: at least 257, not "
+                         f"{vocab_size}")
+    pieces = Counter(piece for text in documents for piece in re.findall(PIECES, text))
+    if not pieces:
+        raise ValueError("no text to learn a vocabulary from")
+    # The commonest are enough, and so it takes seconds at most, however long the text is.
+    tokens, _ = learn_merges(dict(pieces.most_common(5000)), vocab_size)
+    return make_encoding(tokens)
+
+
+def learn_merges(pieces, vocab_size):
+    """Byte-pair encoding: the vocabulary starts as the 256 bytes, and the most frequent pair of
+    neighbours becomes a token, again and again. A short text stops early: no pair occurs twice.
+
+    pieces: {piece: how often it occurs}. Returns the tokens (bytes), in the order of their ids and
+    without the end of text, and {piece: its tokens}.
+    """
+    tokens = [bytes([b]) for b in range(256)]
+    words = {piece: [bytes([b]) for b in piece.encode()] for piece in pieces}
+    pairs, places = Counter(), defaultdict(set)  # pair -> its count; the pieces that it may be in
+
+    def count(piece, sign):
+        for pair in zip(words[piece], words[piece][1:]):
+            pairs[pair] += sign * pieces[piece]
+            places[pair].add(piece)
+
+    for piece in pieces:
+        count(piece, +1)
+    while len(tokens) < vocab_size - 1 and pairs:
+        best = max(pairs, key=lambda pair: (pairs[pair], pair))
+        if pairs[best] < 2:
+            break
+        # No other pair spells it: at each stage the same bytes are cut alike wherever they stand.
+        tokens.append(best[0] + best[1])
+        for piece in places.pop(best):
+            count(piece, -1)
+            words[piece] = merge(words[piece], best)
+            count(piece, +1)
+    return tokens, words
+
+
+def merge(word, pair):
+    """The word with each occurrence of the pair, from the left, made one token."""
+    merged = []
+    for token in word:
+        if merged and (merged[-1], token) == pair:
+            merged[-1] += token
+        else:
+            merged.append(token)
+    return merged
+
+
+# ---------------------------------------------------------------- to tokens and back
+
+def make_encoding(tokens):
+    """The tiktoken encoding of these tokens (bytes, in the order of their ids) and the end of text.
+    Its name is a fingerprint: vocabularies of one size need not be the same."""
+    fingerprint = hashlib.sha256(repr(tokens).encode()).hexdigest()[:16]
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    return tiktoken.Encoding(name=fingerprint, pat_str=PIECES, mergeable_ranks=ranks,
+                             special_tokens={END_OF_TEXT: len(tokens)})
+
+
+def speller(encoding):
+    """spell(token, final=False) -> its text. Where a token ends inside of a character, that comes
+    with the token that completes it."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def spell(token, final=False):
+        ends = token == encoding.eot_token
+        return decoder.decode(b"" if ends else encoding.decode_single_token_bytes(token), final)
+
+    return spell
+
+
+def encode(documents, encoding):
+    """All documents in one row of token ids, an end of text after each. What looks like a special
+    token in the text is encoded as the plain characters that it is."""
+    ids = []
+    for text in documents:
+        ids += encoding.encode_ordinary(text) + [encoding.eot_token]
+    return torch.tensor(ids)
+
+
+def bytes_per_token(encoding):
+    """(V,) length of each token in bytes, 0 for the end of text."""
+    ordinary = range(encoding.eot_token)
+    return torch.tensor([len(encoding.decode_single_token_bytes(i)) for i in ordinary] + [0])
