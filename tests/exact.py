@@ -1,9 +1,10 @@
 """The exact law of a program that draws: the proof helper.
 
-All randomness of decoding goes through `choose`. Run the program once for every way that its draws can
-fall, weigh each run by the probability of its draws, and the sum over runs is the exact law of whatever
-the program returns. The program is the real one, with its caches and its end-of-text handling; nothing is
-sampled. In float64 the sums are right to about 1e-15, so a bound of 1e-12 is safe and means equality.
+All randomness of decoding goes through `choose`. Run the program once for every way that its draws
+can fall, weigh each run by the probability of its draws, and the sum over runs is the exact law of
+whatever the program returns. The program is the real one, with its caches and its end-of-text
+handling; nothing is sampled. In float64 the sums are right to about 1e-15, so a bound of 1e-12 is
+safe and means equality.
 """
 
 import math
@@ -11,16 +12,18 @@ from collections import defaultdict
 
 import torch
 
+EXACT = 1e-12  # float64: sums of a few hundred products
+
 
 def every_outcome(program):
     """Yields (probability, program(choose)) for every way the draws of one run can fall.
 
-    A run replays a script, the numbers of the outcomes to take, and takes the first possible outcome
-    wherever the script has ended; the last draw that has an outcome left is then moved on by one.
+    A run replays a script, the numbers of the outcomes to take, and takes the first possible
+    outcome wherever the script has ended; the last draw that has an outcome left is then moved on.
     """
     script = []
     while True:
-        weight, taken = [], []  # the factors of this run's probability; (outcome, outcomes there are) a draw
+        weight, taken = [], []  # the factors of this run's probability; (outcome, outcomes) a draw
 
         def choose(probs):
             ids = []
@@ -42,18 +45,27 @@ def every_outcome(program):
 
 
 def law(program):
-    """{result: probability} over every outcome. Results must be hashable. The probabilities must sum to 1:
-    a draw from weights that do not is a fault that a random generator would hide by normalising them."""
+    """{result: probability} over every outcome. Results must be hashable. The probabilities must
+    sum to 1: a draw from weights that do not is a fault that a random generator would hide by
+    normalising them."""
     total = defaultdict(float)
     for weight, result in every_outcome(program):
         total[result] += weight
-    assert abs(sum(total.values()) - 1) < 1e-12, f"the outcomes weigh {sum(total.values())}, not 1"
+    assert abs(sum(total.values()) - 1) < EXACT, f"the outcomes weigh {sum(total.values())}, not 1"
     return dict(total)
 
 
 def expectation(program):
     """The exact mean of a program that returns a number."""
     return sum(weight * result for weight, result in every_outcome(program))
+
+
+def marginal(joint, what):
+    """{what(result): probability}, from a law of results."""
+    total = defaultdict(float)
+    for result, weight in joint.items():
+        total[what(result)] += weight
+    return dict(total)
 
 
 def distance(a, b):

@@ -1,0 +1,231 @@
+"""model.py: a forward pass with a cache is a forward pass without one."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from model import GPT, Config, attention_bias, check_vocabulary
+from rigs import DEVICE, identity_rig, random_gpt
+
+TEXT = [3, 1, 4, 1, 5, 0, 2, 6]
+
+
+def ids_of(tokens):
+    return torch.tensor([tokens], device=DEVICE)
+
+
+# ---------------------------------------------------------------- causality and positions
+
+def biases_seen(model):
+    """A list that fills with the bias (nh, T, keys) that each block is given, pass after pass."""
+    seen = []
+
+    def keep(block, arguments):
+        seen.append(arguments[1].flatten(0, -3))
+
+    for block in model.blocks:
+        block.register_forward_pre_hook(keep)
+    return seen
+
+
+def test_the_mask_with_a_cache_is_aligned_at_its_end():
+    """Two queries over five keys, all zero: each takes the mean of the values 0 ... 4 it sees."""
+    model = random_gpt()
+    cache, seen = model.new_cache(), biases_seen(model)
+    for tokens in ([0, 1, 2], [0, 1]):
+        model(ids_of(tokens), cache)
+    allowed = seen[-1][:1].isfinite()  # drops what depends on the distance
+    values = torch.arange(5.0, dtype=torch.float64, device=DEVICE).view(1, 1, 5, 1)
+    zeros = torch.zeros(1, 1, 5, 1, dtype=torch.float64, device=DEVICE)
+    y = F.scaled_dot_product_attention(zeros[:, :, :2], zeros, values, attn_mask=allowed)
+    assert y.flatten().tolist() == pytest.approx([1.5, 2.0], abs=1e-12)
+
+
+def test_a_token_sees_all_before_it_and_nothing_after_it():
+    model = random_gpt(vocab_size=9, n_layer=2)
+    with torch.inference_mode():
+        before = model(ids_of(TEXT))[0]
+        for j in range(len(TEXT)):
+            changed = TEXT[:j] + [(TEXT[j] + 1) % 9] + TEXT[j + 1:]
+            moved = (model(ids_of(changed))[0] - before).abs().amax(-1) > 0
+            assert moved.tolist() == [i >= j for i in range(len(TEXT))]
+
+
+def test_positions_go_on_from_what_the_cache_holds():
+    model, ids = random_gpt(n_layer=2), ids_of([0, 1, 2, 0, 1, 2, 0])
+    cache, seen = model.new_cache(), biases_seen(model)
+
+    def positions():
+        """Row by row, the distance to the first token of the text, in units of its neighbour's."""
+        unit = model.bias[0, 1, 0]
+        return [(bias[0, :, 0] / unit).round(decimals=9).tolist() for bias in seen[-2:]]
+
+    model(ids[:, :5], cache)
+    model(ids[:, 5:], cache)
+    assert positions() == [[5, 6]] * 2
+    cache.length = 3
+    model(ids[:, 3:5], cache)
+    assert positions() == [[3, 4]] * 2
+
+
+def test_the_bias_is_minus_a_slope_times_the_distance():
+    """With two heads the slopes are 2^-4 and 2^-8 (Press et al. 2022)."""
+    bias = attention_bias(2, 4)
+    for head, slope in enumerate((2 ** -4, 2 ** -8)):
+        for i in range(4):
+            expected = [-slope * (i - j) if j <= i else -float("inf") for j in range(4)]
+            assert bias[head, i].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype, exact", [
+    (torch.bfloat16, 256), (torch.float32, 511), (torch.float64, 511)], ids=str)
+def test_distances_stay_apart_in_every_dtype(dtype, exact):
+    """bfloat16 has 8 bits: it is exact up to a distance of 256, right to 1 part in 256 beyond."""
+    model = GPT(Config(3, context=512, n_head=2, n_embd=8)).to(DEVICE, dtype)
+    distances = torch.arange(512, dtype=torch.float64, device=DEVICE)
+    found = model.bias[0, -1].flip(0).double() / -(2 ** -4)  # the last token looks back
+    assert torch.equal(found[:exact + 1], distances[:exact + 1])
+    assert ((found - distances).abs() <= distances / 256).all() and (found.diff() >= 0).all()
+
+
+# ---------------------------------------------------------------- the cache
+
+@pytest.mark.parametrize("chunks", ((7, 1), (1, 7), (5, 3), (3, 3, 2)), ids=str)
+def test_a_text_in_chunks_gives_the_logits_of_one_forward(chunks):
+    model = random_gpt(vocab_size=9, n_layer=2)
+    cache = model.new_cache()
+    with torch.inference_mode():
+        parts = torch.cat([model(part, cache) for part in ids_of(TEXT).split(chunks, 1)], 1)
+        assert (parts - model(ids_of(TEXT))).abs().max() < 1e-10
+
+
+def test_a_cache_can_be_rolled_back_and_not_forward():
+    model = random_gpt()
+    cache = model.new_cache()
+    assert cache.length == 0
+    model(ids_of([0, 1, 2, 0]), cache)
+    assert cache.length == 4 and repr(cache) == "KVCache(4 of 16 tokens)"
+    for wrong in (5, 17, -1):
+        with pytest.raises(ValueError, match=f"of 4 tokens cannot be rolled back to {wrong}"):
+            cache.length = wrong
+    assert cache.length == 4
+    cache.length = 4
+    cache.length = 1
+    with pytest.raises(ValueError, match="of 1 tokens"):
+        cache.length = 2
+
+
+MODEL = random_gpt(vocab_size=5, n_layer=2, context=20)
+
+
+class FeedAndRollBack(RuleBasedStateMachine):
+    """Any order of feeding and rolling back: what the cache gives is what a fresh forward gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache, self.text = MODEL.new_cache(), []
+
+    @rule(new=st.lists(st.integers(0, 4), min_size=1, max_size=7),
+          rows=st.one_of(st.none(), st.integers(1, 7)))
+    def feed(self, new, rows):
+        with torch.inference_mode():
+            if len(self.text) + len(new) > MODEL.config.context:
+                with pytest.raises(ValueError, match="do not fit"):
+                    MODEL(ids_of(new), self.cache, rows)
+            else:
+                self.text += new
+                fresh = MODEL(ids_of(self.text))[0, -min(rows or 7, len(new)):]
+                assert (MODEL(ids_of(new), self.cache, rows)[0] - fresh).abs().max() < 1e-10
+        assert self.cache.length == len(self.text)
+
+    @rule(part=st.floats(0, 1))
+    def roll_back(self, part):
+        self.cache.length = int(part * len(self.text))
+        del self.text[self.cache.length:]
+
+
+TestTheCacheEqualsAFreshForward = FeedAndRollBack.TestCase
+TestTheCacheEqualsAFreshForward.settings = settings(stateful_step_count=20)
+
+
+# ---------------------------------------------------------------- the forward pass
+
+@given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 99))
+def test_each_text_of_a_batch_is_read_by_itself(batch, length, seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, (batch, length), generator=generator).to(DEVICE)
+    with torch.inference_mode():
+        together = MODEL(ids)
+        assert together.shape == (batch, length, 5)
+        for one, logits in zip(ids, together):
+            assert (MODEL(one[None])[0] - logits).abs().max() < 1e-10
+
+
+def test_rows_are_the_logits_of_the_last_tokens():
+    model = random_gpt(vocab_size=9)
+    with torch.inference_mode():
+        whole = model(ids_of(TEXT))
+        for rows in (1, 3, 8):
+            assert (model(ids_of(TEXT), rows=rows) - whole[:, -rows:]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64), ids=str)
+def test_logits_have_the_dtype_of_the_weights(dtype):
+    model = random_gpt(dtype=dtype)
+    cache = model.new_cache()
+    assert model(ids_of([0, 1]), cache).dtype == dtype
+    assert (model.device.type, model.embed.dtype) == (DEVICE.type, dtype)
+
+
+def test_a_text_longer_than_the_context_is_refused():
+    model = random_gpt(context=4)
+    with pytest.raises(ValueError, match="5 tokens do not fit the context of 4"):
+        model(ids_of([0] * 5))
+    cache = model.new_cache()
+    model(ids_of([0] * 3), cache)
+    with pytest.raises(ValueError, match="5 tokens do not fit the context of 4"):
+        model(ids_of([0] * 2), cache)
+    assert cache.length == 3
+
+
+def test_a_new_model_is_made_by_its_seed():
+    shape = Config(20, context=8, n_layer=2, n_head=2, n_embd=8)
+    first, again, other = (GPT(shape, seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    drawn = [name for name in first if first[name].any()]
+    assert len(drawn) >= 3 and not any(torch.equal(first[name], other[name]) for name in drawn)
+
+
+def test_a_new_model_is_sure_of_nothing():
+    logits = GPT(Config(20, context=8, n_embd=8))(torch.tensor([[0, 1, 2]]))
+    assert logits.softmax(-1).unique().tolist() == pytest.approx([1 / 20])
+
+
+def test_a_new_model_repeats_no_weights_from_layer_to_layer():
+    weights = [weight for weight in GPT(Config(20, n_layer=3)).parameters() if weight.any()]
+    for one, other in itertools.combinations(weights, 2):
+        assert one.shape != other.shape or not torch.equal(one, other)
+
+
+def test_a_model_has_no_mode_that_changes_what_it_says():
+    """Nothing like dropout: a model left in train mode decodes as it would in eval mode."""
+    model, _ = identity_rig(vocab_size=9, n_layer=2)
+    with torch.inference_mode():
+        assert torch.equal(model.train()(ids_of(TEXT)), model.eval()(ids_of(TEXT)))
+        assert torch.equal(model.train()(ids_of(TEXT)), model(ids_of(TEXT)))
+
+
+# ---------------------------------------------------------------- vocabularies
+
+def test_only_models_of_one_vocabulary_go_together():
+    one = Config(64, tokenizer="one")
+    check_vocabulary(one, Config(64, n_layer=3, tokenizer="one"), "draft")
+    with pytest.raises(ValueError, match="differ: 64 tokens in the target, 48 in the draft"):
+        check_vocabulary(one, Config(48, tokenizer="one"), "draft")
+    with pytest.raises(ValueError, match="target and tokenizer have as many tokens, but not"):
+        check_vocabulary(one, Config(64, tokenizer="other"), "tokenizer")
