@@ -21,8 +21,8 @@ import torch
 
 import program
 from pair import dtype_name
-from sampling import VERIFY, check_seed, seeded
-from specdec import DRAFTERS, decode_plain, decode_speculative, speculative
+from sampling import VERIFY, check_seed
+from specdec import DRAFTERS, decode_plain, decode_speculative
 
 GAMMAS = (1, 2, 3, 4, 6, 8, 12, 16)  # to where the speedup falls again
 
@@ -121,11 +121,9 @@ def step_costs(pair, tokens, each, now):
             drafting.append(now() - began)
             return drafts
 
-        rounds, whole = laps(speculative(
-            pair.target, propose, tokens, settings.max_new, settings.gamma, settings.warp(),
-            seeded(pair.target.device, settings.seed), VERIFY[settings.verify]), now)
+        rounds, whole = laps(decode_speculative(pair, tokens, settings, propose=propose), now)
         draft = typical([took / max(1, len(one.drafts)) for took, one in zip(drafting, rounds)])
-        wide_pass = typical([took - drafts for took, drafts in zip(whole, drafting)])
+        wide_pass = typical([took - drafted for took, drafted in zip(whole, drafting)])
         costs.append((draft / step, wide_pass / step))
     return costs
 
@@ -164,7 +162,8 @@ def against_theory(pair, prompts, settings, runs, costs):
     Equation 1, as if acceptances were i.i.d. and the rule the token rule.
     """
     rounds, warp = [one for run in runs for one in run], settings.warp()
-    counts, (c, v) = program.tally(rounds), map(statistics.median, zip(*costs))
+    counts = program.tally(rounds)
+    c, v = map(statistics.median, zip(*costs))
     expected = predicted = None
     if settings.verify in SURVIVAL and settings.drafter in ("model", "lookup"):
         passes = 0

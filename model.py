@@ -118,7 +118,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialise(self, generator):
-        """Each block starts as the identity, the first prediction is uniform: so it learns faster."""
+        """Each block starts as the identity, the first prediction is uniform: it learns faster."""
         C = self.config.n_embd
         nn.init.normal_(self.embed, generator=generator)
         nn.init.zeros_(self.unembed)

@@ -80,7 +80,7 @@ def load_pair(directory, device="cpu", dtype=None):
         pair = Pair(target, draft, encoding, *(whole[key] for key in (
             "bits_per_byte", "prompts", "corpus", "gamma", "notes")))
         pair.corpus = pair.corpus.long()
-    except OSError:
+    except PermissionError:
         raise
     except Exception as error:
         raise ValueError(f"{path} is not a whole pair of this program ({type(error).__name__}): "

@@ -190,6 +190,40 @@ def tally(rounds):
             "tokens_per_pass": new_tokens / len(rounds), "alpha": accepted / max(1, tested)}
 
 
+class Progress:
+    """Counts the steps of a stage, ends it, and prints a line now and then."""
+
+    def __init__(self, label, limit):
+        self.label, self.limit, self.taken, self.tokens, self.loss = label, limit, 0, 0, None
+        self.began = self.printed = time.perf_counter()
+
+    def steps(self):
+        """Yields, before each step, the part of the way behind us: of the steps or of the time,
+        whichever is further."""
+        while (done := self.done()) < 1:
+            yield done
+            self.taken += 1
+            if time.perf_counter() > self.printed + 10 or self.done() >= 1:
+                self.print_line()
+
+    def done(self):
+        elapsed = time.perf_counter() - self.began
+        if self.taken == 0:
+            return 0  # every stage takes a step, however little time it has
+        return max(self.taken / self.limit.steps, elapsed / (60 * self.limit.minutes))
+
+    def add(self, tokens, loss):
+        self.tokens += tokens
+        self.loss = loss if self.loss is None else 0.95 * self.loss + 0.05 * loss  # a smooth one
+
+    def print_line(self):
+        self.printed, done = time.perf_counter(), min(1, self.done())
+        elapsed = self.printed - self.began
+        print(f"{self.label:<11} step {self.taken}/{self.limit.steps}, loss {self.loss:.3f}, "
+              f"{self.tokens / elapsed:,.0f} tokens/s, {elapsed / done - elapsed:.0f} s left",
+              flush=True)
+
+
 # ---------------------------------------------------------------- how a program ends
 
 BAD_INPUT, INTERRUPTED, READER_GONE = 2, 130, 141  # exit codes; the last two are a shell's own

@@ -4,14 +4,13 @@
     python trace.py                  the same, one round at a time
     python bench.py                  where the time goes, and what theory predicts
 
-Decoding one token takes one pass of the target model, and a pass takes about as long for a few
-tokens as for one. So a small draft model writes gamma tokens ahead, the target judges all of them
-in one pass, and a rejection rule accepts as many as it can while the text still follows the
-target's own distribution. The letters p, q, x, gamma are explained at the top of sampling.py.
+A pass of the target model takes about as long for a few tokens as for one. So a small draft model
+writes gamma tokens ahead, the target judges all of them in one pass, and a rule accepts as many as
+it can while the text still follows the target's own distribution. sampling.py explains the letters.
 """
 
-import functools
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -182,8 +181,7 @@ class Round:
 
     @property
     def tested(self):
-        """Drafts up to the first rejection, it included. By the token rule accepted / tested
-        estimates alpha."""
+        """Drafts up to the first rejection, it included; the token rule tests no more."""
         return self.accepted + self.writers.count("correction")
 
 
@@ -245,7 +243,7 @@ def prompt_lookup(vocab_size, device, eos=None):
 def continuation(tokens):
     """What followed the longest end of the text that occurred before, the last time it did."""
     longest, place = 0, len(tokens)
-    for end in range(len(tokens) - 1, 0, -1):
+    for end in reversed(range(1, len(tokens))):
         n = 0  # how many tokens before `end` are also the last tokens of the text
         while n < end and tokens[end - 1 - n] == tokens[-1 - n]:
             n += 1
@@ -263,7 +261,7 @@ DRAFTERS = {  # add a drafter of your own here
 }
 
 
-# ---------------------------------------------------------------- a run, put together from names
+# ---------------------------------------------------------------- one text, both ways
 
 def decode_plain(pair, tokens, settings, eos=None):
     """The target alone: yields the new ids."""
@@ -271,15 +269,13 @@ def decode_plain(pair, tokens, settings, eos=None):
     return plain(pair.target, tokens, settings.max_new, settings.warp(), choose, eos)
 
 
-def decode_speculative(pair, tokens, settings, eos=None):
-    """Draft and target: yields a Round a pass."""
-    propose = DRAFTERS[settings.drafter](pair, settings.warp())
+def decode_speculative(pair, tokens, settings, eos=None, propose=None):
+    """Draft and target: yields a Round a pass. propose: a drafter, in place of a new one."""
+    propose = propose or DRAFTERS[settings.drafter](pair, settings.warp())
     choose, gamma = seeded(pair.target.device, settings.seed), settings.gamma or pair.gamma
     return speculative(pair.target, propose, tokens, settings.max_new, gamma, settings.warp(),
                        choose, VERIFY[settings.verify], eos)
 
-
-# ---------------------------------------------------------------- one text, both ways, on the clock
 
 def main(arguments=None):
     import program
@@ -288,8 +284,8 @@ def main(arguments=None):
         pair, settings = program.prepared(options)
         prompt, tokens = program.prompt_of(pair, options)
         check_room(pair.target, tokens, settings.max_new)
-        rounds = decode_speculative(pair, tokens, settings, pair.encoding.eot_token)
-        rounds = program.stream(prompt, rounds, pair.encoding)
+        coming = decode_speculative(pair, tokens, settings, pair.encoding.eot_token)
+        rounds = program.stream(prompt, coming, pair.encoding)
         figures = {}
         if settings.max_new > 0:
             figures = compare(pair, tokens, settings, program.stopwatch(pair.target.device))
@@ -302,8 +298,7 @@ def main(arguments=None):
 def compare(pair, tokens, settings, now):
     """Decode one text both ways, past an end of text so that both do the same work. The figures."""
     from program import race, rates, tally
-    ways = [functools.partial(decode, pair, tokens, settings)
-            for decode in (decode_plain, decode_speculative)]
+    ways = [partial(way, pair, tokens, settings) for way in (decode_plain, decode_speculative)]
     for way in ways:
         list(way())  # the first run of each is slow: not timed
     (ids, rounds), (plain_seconds, seconds) = race(ways, now)

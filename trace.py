@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import program
-from sampling import VERIFY, seeded, verify_block, verify_token
-from specdec import DRAFTERS, DraftModel, speculative
+from sampling import VERIFY, verify_block, verify_token
+from specdec import DRAFTERS, DraftModel, decode_speculative
 from vocabulary import speller
 
 # Which column is the chance of a coin, and how the coins decide. Of other rules nothing is known.
@@ -33,10 +33,8 @@ KNOWN = {
 def watched(pair, tokens, settings):
     """Yields each round, and {whose cache: tokens in it before, when fed, after the rollback}."""
     propose = DRAFTERS[settings.drafter](pair, settings.warp())
-    choose, held, length = seeded(pair.target.device, settings.seed), 0, len(tokens)
-    rounds = speculative(pair.target, propose, tokens, settings.max_new, settings.gamma,
-                         settings.warp(), choose, VERIFY[settings.verify], pair.encoding.eot_token)
-    for one in rounds:
+    held, length = 0, len(tokens)
+    for one in decode_speculative(pair, tokens, settings, pair.encoding.eot_token, propose):
         length += len(one.new)
         caches = {"target": [one.cache_before, one.cache_fed, one.cache_kept]}
         if isinstance(propose, DraftModel):  # it rolls its cache back when it drafts next

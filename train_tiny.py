@@ -12,7 +12,6 @@ import functools
 import math
 import os
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 
 from model import GPT, Config
 from pair import CHECKPOINTS, Pair, fast_dtype, pair_path, pick_device, save_pair
-from program import check_names, check_writable, edges, visible
+from program import Progress, check_names, check_writable, edges, visible
 from sampling import check_seed
 from vocabulary import bytes_per_token, encode, train_tokenizer
 
@@ -177,40 +176,6 @@ def soft_labels(target, draw, limit, seed):
 def reduced_precision(device):
     """Matrix products in bfloat16 where the hardware does them; the weights stay float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=fast_dtype(device) == torch.bfloat16)
-
-
-class Progress:
-    """Counts the steps of a stage, ends it, and prints a line now and then."""
-
-    def __init__(self, label, limit):
-        self.label, self.limit, self.taken, self.tokens, self.loss = label, limit, 0, 0, None
-        self.began = self.printed = time.perf_counter()
-
-    def steps(self):
-        """Yields, before each step, the part of the way behind us: of the steps or of the time,
-        whichever is further."""
-        while (done := self.done()) < 1:
-            yield done
-            self.taken += 1
-            if time.perf_counter() > self.printed + 10 or self.done() >= 1:
-                self.print_line()
-
-    def done(self):
-        elapsed = time.perf_counter() - self.began
-        if self.taken == 0:
-            return 0  # every stage takes a step, however little time it has
-        return max(self.taken / self.limit.steps, elapsed / (60 * self.limit.minutes))
-
-    def add(self, tokens, loss):
-        self.tokens += tokens
-        self.loss = loss if self.loss is None else 0.95 * self.loss + 0.05 * loss  # a smooth one
-
-    def print_line(self):
-        self.printed, done = time.perf_counter(), min(1, self.done())
-        elapsed = self.printed - self.began
-        print(f"{self.label:<11} step {self.taken}/{self.limit.steps}, loss {self.loss:.3f}, "
-              f"{self.tokens / elapsed:,.0f} tokens/s, {elapsed / done - elapsed:.0f} s left",
-              flush=True)
 
 
 @torch.no_grad()

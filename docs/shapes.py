@@ -78,7 +78,8 @@ def judge(shapes, margin=0.02):
                   if other["bits_per_byte"] <= shape["bits_per_byte"] + margin]
         for name, way in shape["ways"].items():
             way["usual"] = way["speculative"] / way["plain"]
-            way["honest"] = way["speculative"] / max(rival["ways"][name]["plain"] for rival in rivals)
+            best = max(rival["ways"][name]["plain"] for rival in rivals)
+            way["honest"] = way["speculative"] / best
 
 
 def main(arguments=None):

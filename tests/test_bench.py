@@ -252,6 +252,8 @@ def test_speedups_are_seconds_of_both_ways(verify, temperature, monkeypatch):
         assert row["speedup"] == row["speedup_min"] == row["speedup_max"] == close(plain / taken)
         assert row["plain_new_tokens"] == row["new_tokens"] == 2 * new
         assert {**row, **tally([one for rounds in texts for one in rounds])} == row
+        rejected = sum(one.writers.count("correction") for rounds in texts for one in rounds)
+        assert row["alpha"] == row["accepted"] / (row["accepted"] + rejected)
         assert (row["drafter"], row["verify"], row["temperature"]) == ("model", verify, temperature)
 
 

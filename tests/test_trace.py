@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import specdec
 import trace
 from program import Settings, tally
 from rigs import DEVICE, ended, forbidden, is_one_clear_line, micro_pair, seeded, tables, text
@@ -372,6 +373,12 @@ def columns_taken(line):
     return sum(2 if ord(c) > 0x2E7F else 1 for c in line)
 
 
+def test_the_last_words_before_a_round_are_shown_above_its_tables():
+    lines = lines_of(told(by_hand("token"), tokens=ENCODING.encode_ordinary("x " * 99 + "def f")))
+    assert "  …" + ("x " * 99 + "def f")[-40:] in lines
+    assert lines[lines.index("round 2: 3 drafted, 3 accepted, then a bonus") + 1].endswith("⏎    ")
+
+
 @pytest.mark.parametrize("width", (1, 20, 80))
 def test_no_line_is_wider_than_the_terminal(width):
     wide = ENCODING.encode_ordinary("日本語" * 40)
@@ -470,7 +477,7 @@ def asked(kept, monkeypatch, capsys):
             given.update(locals())
             return iter(())
 
-        monkeypatch.setattr(trace, "speculative", stand_in)
+        monkeypatch.setattr(specdec, "speculative", stand_in)
         code, _, err = ended(trace, [*arguments, *kept], capsys)
         assert (code, err) == (0, "")
         return given
