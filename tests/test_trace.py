@@ -423,6 +423,7 @@ def test_the_page_holds_the_values_that_the_terminal_shows(name):
     """Though tokens are {{data}}, </script> and half characters."""
     data = told(by_hand(name), name)
     assert embedded(trace.page(data)) == data
+    assert "⏎" in Page(trace.page(data)).contents("script")[-1][1]
 
 
 def test_tokens_add_no_elements_to_the_page():

@@ -427,15 +427,16 @@ def test_each_part_of_the_text_is_read_in_its_place_alone(monkeypatch):
 
 
 def test_every_window_is_a_piece_of_the_training_part(stages):
+    """And each stage has batches of its own."""
     pair = quiet_pair(MICRO, [SOURCE])
-    pieces = {tuple(w) for w in pair.corpus.unfold(0, MICRO.window + 1, 1).tolist()}
-    first = []
+    pieces = {tuple(window) for window in pair.corpus.unfold(0, MICRO.window + 1, 1).tolist()}
+    batches = []
     for stage in STAGES:
-        windows = stages[stage]["draw"](generator(stages[stage]["seed"]))[0]
-        assert windows.shape == (MICRO.batch, MICRO.window + 1)
-        assert pieces.issuperset(map(tuple, windows.tolist()))
-        first.append(windows.tolist())
-    assert all(a != b for a, b in itertools.combinations(first, 2))  # each stage draws its own
+        draws = generator(stages[stage]["seed"])
+        drawn = [stages[stage]["draw"](draws)[0].tolist() for _ in range(40)]
+        batches.append({tuple(map(tuple, batch)) for batch in drawn})
+        assert all(len(batch) == MICRO.batch and pieces.issuperset(batch) for batch in batches[-1])
+    assert all(a.isdisjoint(b) for a, b in itertools.combinations(batches, 2))
 
 
 def test_the_draft_is_trained_on_text_then_on_what_the_target_answers(stages, monkeypatch):
