@@ -1,5 +1,6 @@
 """Set up for all tests: where the modules are, how hard Hypothesis searches, and one thread."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from pair import save_pair
 from rigs import DEVICE, MICRO, micro_pair
 
 torch.set_num_threads(1)  # tiny tensors gain nothing from two
+gc.freeze()  # what is imported stays: the collector need not look at it again and again
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,8 @@ BAD_FILES = {"missing": None, "empty": b"", "not UTF-8": b"caf\xe9 au lait",
 
 
 @pytest.mark.parametrize("content", BAD_FILES.values(), ids=BAD_FILES.keys())
-def test_a_file_that_is_no_text_is_named_in_one_line(content, tmp_path, capsys):
+def test_a_file_that_is_no_text_is_named_in_one_line(content, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train_tiny, "train_pair", forbidden)
     path = tmp_path / "corpus.txt"
     if content is not None:
         path.write_bytes(content)
@@ -472,6 +473,14 @@ def test_the_seed_fixes_the_training_and_zero_is_one():
                                     for pair in (first, again, other))
         assert all(torch.equal(weights[key], same[key]) for key in weights)
         assert not any(torch.equal(weights[key], different[key]) for key in weights)
+
+
+def test_the_seed_reaches_the_first_weights(monkeypatch):
+    monkeypatch.setattr(train_tiny, "fit", lambda *_: MICRO.train_target.steps)
+    pair = quiet_pair(MICRO, [SOURCE], seed=5)
+    for model in (pair.target, pair.draft):
+        fresh = GPT(model.config, seed=5).state_dict()
+        assert all(torch.equal(weight, fresh[name]) for name, weight in model.state_dict().items())
 
 
 def test_training_learns_and_its_figures_are_those_of_held_out_text():
