@@ -203,7 +203,7 @@ def print_rows(rows):
 
 def about(pair):
     """Print and return what runs, and where."""
-    print(f"on {pair.machine()}")
+    print(f"on {pair.machine()}", flush=True)
     figures = {"device": pair.machine().split(",")[0], "dtype": dtype_name(pair.target),
                "threads": torch.get_num_threads()}
     for name, model in (("target", pair.target), ("draft", pair.draft)):

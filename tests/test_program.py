@@ -42,6 +42,14 @@ def sigint():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def hostile(tmp_path):
+    """A pair with commands to the terminal in its prompts and notes."""
+    pair = replace(micro_pair(), prompts=[f"{ESCAPES} def"], notes=[ESCAPES])
+    save_pair(pair, tmp_path / "hostile")
+    return ["--checkpoint", tmp_path / "hostile", "--device", "cpu"]
+
+
 # ---------------------------------------------------------------- what is refused before the work
 
 EMPTY = [(specdec, "checkpoint"), (specdec, "json"), (specdec, "device"), (trace, "html"),
@@ -101,6 +109,8 @@ def end_of(work):
             work()
     except SystemExit as end:
         return end.code
+    except KeyboardInterrupt:
+        return "a traceback"
     return 0
 
 
@@ -128,20 +138,31 @@ def test_the_traceback_of_bad_input_can_be_asked_for(monkeypatch):
         end_of(raiser(ValueError()))
 
 
-def interrupted_twice():
-    """Ctrl-C, and once more while the program ends."""
+def interrupted():
+    signal.raise_signal(signal.SIGINT)
+
+
+def interrupted_with_a_message():
     try:
-        signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.raise_signal(signal.SIGINT)
+        interrupted()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("halfway") from None
 
 
-@pytest.mark.parametrize("work, said", [(interrupted_twice, "interrupted"),
-                                        (raiser(KeyboardInterrupt("halfway")), "halfway")],
-                         ids=("twice", "with a message"))
-def test_ctrl_c_is_one_line_and_the_second_is_ignored(work, said, capsys):
+class Impatient(io.StringIO):
+    """An output: whenever it is written to, Ctrl-C comes once more."""
+
+    def write(self, text):
+        interrupted()
+        return super().write(text)
+
+
+@pytest.mark.parametrize("work, said", [(interrupted, "interrupted"),
+                                        (interrupted_with_a_message, "halfway")])
+def test_ctrl_c_is_one_line_and_the_second_is_ignored(work, said, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Impatient())
     assert end_of(work) == 130
-    assert capsys.readouterr() == (f"\n{said}\n", "")
+    assert sys.stdout.getvalue() == f"\n{said}\n"
 
 
 @pytest.mark.parametrize("work", (lambda: None, raiser(ValueError()), raiser(BrokenPipeError())),
@@ -187,8 +208,9 @@ class Processes:
     def __init__(self, directory):
         self.err = directory / "err"
         command = [sys.executable, "-c", SERVER, Path(specdec.__file__).parent]
+        usual = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         self.server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                       text=True)
+                                       text=True, env=usual)
 
     def start(self, name, *arguments, out=None):
         """Returns the number of the process. out: a file; None is a pipe that nobody reads."""
@@ -255,6 +277,14 @@ def test_a_reader_that_has_gone_is_no_error(name, kept, processes, tmp_path):
 
 
 @posix
+def test_bad_input_is_told_though_nobody_reads_the_output(hostile, processes):
+    """The note of the pair is printed by then, and waits to be written."""
+    processes.start("specdec", "1" * 600, *hostile)
+    code, err = processes.end()
+    assert code == 2 and err.startswith("specdec.py: 600 prompt tokens") and err.count("\n") == 1
+
+
+@posix
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_a_full_disk_under_the_output_is_one_line(kept, processes):
     processes.start("specdec", "def", *kept, "--max-new", "0", out="/dev/full")
@@ -275,14 +305,6 @@ def test_no_character_commands_a_terminal():
 @pytest.mark.parametrize("text", ("é🙂日本", "हिन्दी कहानी", "👩‍👩‍👧", "e\u0301", "กำลัง"))
 def test_text_of_any_script_is_shown_as_it_is(text):
     assert visible_text(text) == text
-
-
-@pytest.fixture
-def hostile(tmp_path):
-    """A pair with commands to the terminal in its prompts and notes."""
-    pair = replace(micro_pair(), prompts=[f"{ESCAPES} def"], notes=[ESCAPES])
-    save_pair(pair, tmp_path / "hostile")
-    return ["--checkpoint", tmp_path / "hostile", "--device", "cpu"]
 
 
 @pytest.mark.parametrize("prompt", ([], [f"{ESCAPES} def"]), ids=("held-out", "typed"))
@@ -317,7 +339,7 @@ def test_the_name_of_a_file_is_harmless(name, kept, tmp_path, micro_preset, monk
 
 def test_the_name_of_a_directory_is_harmless_when_training_is_interrupted(tmp_path, micro_preset,
                                                                           monkeypatch, capsys):
-    monkeypatch.setattr(train_tiny, "train_pair", lambda *_: interrupted_twice())
+    monkeypatch.setattr(train_tiny, "train_pair", lambda *_: interrupted())
     arguments = training(textwrap.__file__, tmp_path / ESCAPES)[1:]
     code, out, err = ended(train_tiny, arguments, capsys)
     assert (code, err) == (130, "") and "\\x1b[31m" in out and is_harmless(out)
