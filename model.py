@@ -2,6 +2,7 @@
 
 One forward serves training, reading the prompt, one-token decoding and the verification pass over
 γ+1 rows: the only difference is how many tokens are fed and how many the cache already holds.
+Shapes: B texts of T tokens, C the width, nh heads of size hs = C / nh, V the vocabulary's size.
 """
 
 import math
@@ -51,12 +52,9 @@ class KVCache:
 
 def check_vocabulary(target, other, name):
     """Raises ValueError unless two configs, the target's and another, speak of the same tokens."""
-    if target.vocab_size != other.vocab_size:
+    if (target.vocab_size, target.tokenizer) != (other.vocab_size, other.tokenizer):
         raise ValueError(f"the vocabularies differ: {target.vocab_size} tokens in the target, "
-                         f"{other.vocab_size} in the {name}")
-    if target.tokenizer != other.tokenizer:
-        raise ValueError(f"the vocabularies differ: target and {name} have as many tokens, "
-                         "but not the same")
+                         f"{other.vocab_size} in the {name}, and not the same ones")
 
 
 def attention_bias(n_head, context):
@@ -113,7 +111,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.unembed = nn.Parameter(torch.empty(config.vocab_size, config.n_embd))
         bias = attention_bias(config.n_head, config.context)
-        self.register_buffer("bias", bias, persistent=False)
+        self.register_buffer("bias", bias, persistent=False)  # (nh, context, context)
         self.initialise(torch.Generator().manual_seed(seed))
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """What is kept: two models and their vocabulary. Saved, loaded, checked, and put on a device."""
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tiktoken
@@ -18,7 +18,7 @@ class Pair:
     target: GPT
     draft: GPT
     encoding: tiktoken.Encoding
-    bits_per_byte: dict  # held-out, of "target", "draft" and "draft before distillation"
+    bits_per_byte: dict  # held-out, of "target" and "draft"
     prompts: list  # held-out text, to continue
     corpus: torch.Tensor  # (N,) the tokens that both were trained on
     gamma: int  # the drafts a round that suit this pair
@@ -47,13 +47,11 @@ def save_pair(pair, directory):
     Raises OSError where it cannot be written."""
     path = pair_path(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
-    models = {name: {"config": asdict(model.config),
-                     "weights": {key: w.cpu() for key, w in model.state_dict().items()}}
-              for name, model in (("target", pair.target), ("draft", pair.draft))}
     tokens = [pair.encoding.decode_single_token_bytes(i) for i in range(pair.encoding.eot_token)]
-    whole = {**models, "tokens": [token.decode("latin-1") for token in tokens],
-             "bits_per_byte": pair.bits_per_byte, "prompts": pair.prompts,
-             "corpus": pair.corpus.to(torch.int32), "gamma": pair.gamma, "notes": pair.notes}
+    whole = {**vars(pair), "tokens": [token.decode("latin-1") for token in tokens]}
+    del whole["encoding"]
+    for name, model in (("target", pair.target), ("draft", pair.draft)):
+        whole[name] = {"config": vars(model.config), "weights": dict(model.state_dict())}
     partial = path.with_suffix(".part")
     try:
         torch.save(whole, partial)
@@ -66,24 +64,19 @@ def save_pair(pair, directory):
 
 
 def load_pair(directory, device="cpu", dtype=None):
-    """Read what save_pair wrote. dtype None: bfloat16 where it pays, see fast_dtype, and
-    float32 elsewhere. FileNotFoundError where there is no pair, ValueError for a file that is not a
-    whole pair or that mixes vocabularies."""
+    """Read what save_pair wrote. dtype None: bfloat16 where it pays, float32 elsewhere. Raises
+    FileNotFoundError where there is no pair, ValueError for a file that is not a whole one."""
     path, device = pair_path(directory), torch.device(device)
     if not path.exists():
         raise FileNotFoundError(f"no trained pair in {directory}: "
                                 f"train one with python train_tiny.py --out {directory}")
     try:
         whole = torch.load(path, map_location="cpu", weights_only=True)
-        encoding = make_encoding([token.encode("latin-1") for token in whole["tokens"]])
-        target, draft = (load_model(whole[name]) for name in ("target", "draft"))
-        pair = Pair(target, draft, encoding, *(whole[key] for key in (
-            "bits_per_byte", "prompts", "corpus", "gamma", "notes")))
-        pair.corpus = pair.corpus.long()
-    except PermissionError:
-        raise
+        encoding = make_encoding([token.encode("latin-1") for token in whole.pop("tokens")])
+        target, draft = (load_model(**whole.pop(name)) for name in ("target", "draft"))
+        pair = Pair(target, draft, encoding, **whole)
     except Exception as error:
-        raise ValueError(f"{path} is not a whole pair of this program ({type(error).__name__}): "
+        raise ValueError(f"cannot read a whole pair from {path} ({type(error).__name__}): "
                          "train it again") from error
     check_vocabulary(target.config, draft.config, "draft")
     check_vocabulary(target.config, Config(encoding.n_vocab, tokenizer=encoding.name), "tokenizer")
@@ -94,9 +87,9 @@ def load_pair(directory, device="cpu", dtype=None):
     return pair
 
 
-def load_model(saved):
-    model = GPT(Config(**saved["config"]))
-    model.load_state_dict(saved["weights"])
+def load_model(config, weights):
+    model = GPT(Config(**config))
+    model.load_state_dict(weights)
     return model
 
 
@@ -104,13 +97,10 @@ def load_model(saved):
 
 def pick_device(name=None):
     """The torch device. CUDA is not asked about at all where the name is cpu."""
-    if name not in (None, "cpu", "cuda"):
-        raise ValueError(f"unknown device {name!r}: use cpu or cuda")
-    if name != "cpu" and torch.cuda.is_available():
-        return torch.device("cuda")
-    if name == "cuda":
-        raise ValueError("there is no CUDA device here: use --device cpu")
-    return torch.device("cpu")
+    found = ["cuda", "cpu"] if name != "cpu" and torch.cuda.is_available() else ["cpu"]
+    if name not in (None, *found):
+        raise ValueError(f"there is no device {name!r} here: use {' or '.join(found)}")
+    return torch.device(name or found[0])
 
 
 def fast_dtype(device):
@@ -119,7 +109,7 @@ def fast_dtype(device):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         features = torch.cpu.get_capabilities()
-        native = features.get("avx512_bf16", False) or features.get("amx_bf16", False)
+        native = features.get("avx512_bf16") or features.get("amx_bf16")
     return torch.bfloat16 if native else torch.float32
 
 

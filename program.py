@@ -2,15 +2,14 @@
 
 import argparse
 import contextlib
-import functools
 import json
 import os
-import shutil
 import signal
 import statistics
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,115 +33,96 @@ class Settings:
     drafter: str = "model"
     verify: str = "token"
 
-    def check(self):
+    def __post_init__(self):
         """Raises ValueError for what can be seen to be wrong before any work is done."""
         if self.gamma is not None and self.gamma < 1:
             raise ValueError(f"gamma must be at least 1, not {self.gamma}")
         if self.max_new < 0:
             raise ValueError(f"max-new must be at least 0, not {self.max_new}")
-        check_seed(self.seed)
         check_settings(self.temperature, self.top_k, self.top_p)
 
     def warp(self):
-        return functools.partial(warp, temperature=self.temperature, top_k=self.top_k,
-                                 top_p=self.top_p)
+        return partial(warp, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
 
-def decoding_parser(description, drafters):
-    """A parser with the options of Settings and of the pair."""
-    parser, default = argparse.ArgumentParser(description=description), Settings()
-    parser.add_argument("prompt", nargs="?", help="text to continue (default: held-out text)")
-    parser.add_argument("--max-new", type=int, default=default.max_new, metavar="N",
-                        help="tokens to write (default %(default)s)")
-    parser.add_argument("--gamma", type=int, metavar="N",
-                        help="tokens drafted in a round (default: what suits the pair)")
-    parser.add_argument("--temperature", type=float, default=default.temperature, metavar="T",
-                        help="0 is greedy (default %(default)s)")
-    parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
-    parser.add_argument("--top-p", type=float, default=default.top_p, metavar="P",
-                        help="keep the fewest likeliest tokens that add up to P")
-    parser.add_argument("--drafter", choices=drafters, default=default.drafter,
-                        help="a small model, or the text so far")
-    parser.add_argument("--verify", choices=VERIFY, default=default.verify,
-                        help="token by token, or the run as a block")
-    add_pair_options(parser)
+def decoding_parser(description, drafters=()):
+    """A parser with the options of every program that decodes. Where there are drafters to choose
+    from, it has also those of one text."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.set_defaults(**vars(Settings()))
+    add = parser.add_argument
+    if drafters:
+        add("prompt", nargs="?", help="text to continue (default: held-out text)")
+        add("--max-new", type=int, metavar="N", help="tokens to write (default %(default)s)")
+        add("--gamma", type=int, metavar="N", help="drafts a round (default: what suits the pair)")
+        add("--temperature", type=float, metavar="T", help="0 is greedy (default %(default)s)")
+        add("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
+        add("--top-p", type=float, metavar="P", help="keep the fewest likeliest that add up to P")
+        add("--drafter", choices=drafters, help="a small model, or the text so far")
+        add("--verify", choices=VERIFY, help="token by token, or the run as a block")
+    add("--seed", type=int, metavar="N", help="of all draws (default %(default)s)")
+    add("--checkpoint", metavar="DIR", help="a pair of train_tiny.py (default: checkpoints/tiny)")
+    add("--device", help="cpu or cuda (default: cuda where there is one)")
+    add("--dtype", choices=("float32", "bfloat16", "float64"), help="default: what is fast here")
+    add("--threads", type=int, metavar="N", help="of the CPU (default: at most 2)")
+    add("--json", metavar="FILE", help="write the figures to FILE too")
     return parser
 
 
-def add_pair_options(parser):
-    """The options of every program that decodes."""
-    parser.add_argument("--seed", type=int, default=Settings.seed)
-    parser.add_argument("--checkpoint", metavar="DIR",
-                        help="a pair of train_tiny.py (default: checkpoints/tiny)")
-    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"),
-                        help="of both models (default: what the processor is made for)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: at most 2)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
-
-
 def prepared(options):
-    """(pair, settings) of a command line, after all that can be checked before the work is."""
+    """(pair, settings, tokens of the prompt) of a command line, checked before any work is done."""
     settings = Settings(**{name: getattr(options, name) for name in vars(Settings())})
-    settings.check()
     pair = trained_pair(options)
     settings.gamma = settings.gamma or pair.gamma
-    return pair, settings
+    prompt = pair.prompts[0] if options.prompt is None else options.prompt
+    return pair, settings, pair.encoding.encode_ordinary(prompt) or [pair.encoding.eot_token]
 
 
 def trained_pair(options):
     """The pair asked for. Where the default one is not there yet, it is trained and kept."""
     check_names(options)
-    if options.json:
-        check_writable(options.json)
+    check_seed(options.seed)
     threads, device = pick_threads(options.threads), pick_device(options.device)
     dtype = getattr(torch, options.dtype) if options.dtype else None
-    if not options.checkpoint and not pair_path(CHECKPOINTS / "tiny").exists():
-        import train_tiny
+    default = CHECKPOINTS / "tiny"
+    if not options.checkpoint and not pair_path(default).exists():
+        from train_tiny import PRESETS, standard_library, train_and_keep
         print("no trained pair yet: training one, at most 5 minutes, once")
-        train_tiny.train_and_keep(train_tiny.PRESETS["tiny"], train_tiny.standard_library(), device,
-                                  CHECKPOINTS / "tiny")
+        train_and_keep(PRESETS["tiny"], standard_library(), device, default)
     torch.set_num_threads(threads)  # training takes all
-    pair = load_pair(options.checkpoint or CHECKPOINTS / "tiny", device, dtype)
+    pair = load_pair(options.checkpoint or default, device, dtype)
     for note in pair.notes:
         print(f"note: {visible(note)}")
     return pair
 
 
-def prompt_of(pair, options):
-    """The prompt asked for, and its tokens."""
-    prompt = pair.prompts[0] if options.prompt is None else options.prompt
-    return prompt, pair.encoding.encode_ordinary(prompt) or [pair.encoding.eot_token]
-
-
 def check_names(options):
-    """Raises ValueError for an empty name: a shell variable that is not set asks for no default."""
+    """Raises ValueError for an empty name: a shell variable that is not set asks for no default.
+    OSError for a file of results that could not be written."""
     for option, value in vars(options).items():
         if option != "prompt" and (value == "" or isinstance(value, list) and "" in value):
-            raise ValueError(f"--{option.replace('_', '-')} is empty: give a name, or leave it out")
+            raise ValueError(f"--{option} is empty: give a name, or leave it out")
+        if option in ("json", "html", "svg") and value:
+            check_writable(value)
 
 
 def check_writable(path):
     """Raises OSError where a file could not be written. What is there is left as it is."""
     file = Path(path).resolve()  # a link may point to a file that is not there yet
-    new = not file.exists()
-    try:
-        file.open("a").close()
-    except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror}") from None
-    if new:
-        file.unlink()
-
-
-def as_values(rounds):
-    """Rounds as plain values, for a JSON file."""
-    return [{"drafts": one.drafts, "accepted": one.accepted, "new": one.new,
-             "writers": one.writers, "cache": [one.cache_before, one.cache_fed, one.cache_kept]}
-            for one in rounds]
+    place = file if file.exists() else file.parent
+    if file.is_dir() or not file.parent.is_dir() or not os.access(place, os.W_OK):
+        raise OSError(f"cannot write {path}: name a writable file in a directory that exists")
 
 
 def write_json(path, figures):
-    Path(path).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    """Figures, and the plain values of rounds among them, into a file where one is asked for."""
+    def plain_values(one):
+        return {"drafts": one.drafts, "accepted": one.accepted, "new": one.new,
+                "writers": one.writers, "cache": [one.cache_before, one.cache_fed, one.cache_kept]}
+
+    if path:
+        text = json.dumps(figures, indent=1, default=plain_values)
+        Path(path).write_text(text, encoding="utf-8")
 
 
 # ---------------------------------------------------------------- the clock
@@ -159,10 +139,8 @@ def stopwatch(device):
 
 def race(ways, now, repeats=3):
     """Run each way of decoding `repeats` times, in turn: a machine is faster at some times than at
-    others, so what is compared runs side by side. ways: functions that start a generator.
-
-    Returns what each way gave, and for each way a list of its seconds in each repeat.
-    """
+    others. ways: functions that start a generator. Returns what each way gave, and for each way a
+    list of its seconds in each repeat."""
     given, seconds = [[] for _ in ways], [[] for _ in ways]
     for _ in range(repeats):
         for i, way in enumerate(ways):
@@ -177,8 +155,8 @@ def rates(new_tokens, plain_seconds, seconds):
     speedups = [theirs / mine for theirs, mine in zip(plain_seconds, seconds)]
     return {"plain_tokens_per_s": new_tokens / statistics.median(plain_seconds),
             "speculative_tokens_per_s": new_tokens / statistics.median(seconds),
-            "speedup": statistics.median(speedups),
-            "speedup_min": min(speedups), "speedup_max": max(speedups)}
+            "speedup": statistics.median(speedups), "speedup_min": min(speedups),
+            "speedup_max": max(speedups), "runs": len(speedups)}
 
 
 def tally(rounds):
@@ -194,40 +172,30 @@ class Progress:
     """Counts the steps of a stage, ends it, and prints a line now and then."""
 
     def __init__(self, label, limit):
-        self.label, self.limit, self.taken, self.tokens, self.loss = label, limit, 0, 0, None
+        self.label, self.limit, self.taken, self.tokens, self.done = label, limit, 0, 0, 0
         self.began = self.printed = time.perf_counter()
 
     def steps(self):
-        """Yields, before each step, the part of the way behind us: of the steps or of the time,
-        whichever is further."""
-        while (done := self.done()) < 1:
-            yield done
-            self.taken += 1
-            if time.perf_counter() > self.printed + 10 or self.done() >= 1:
-                self.print_line()
-
-    def done(self):
-        elapsed = time.perf_counter() - self.began
-        if self.taken == 0:
-            return 0  # every stage takes a step, however little time it has
-        return max(self.taken / self.limit.steps, elapsed / (60 * self.limit.minutes))
+        """Yields before each step how far the stage is, from 0 to 1. It takes a step at least."""
+        while self.done < 1:
+            yield self.done
 
     def add(self, tokens, loss):
+        """Count a step. The stage ends with its steps or its time, whichever is used up first."""
+        now = time.perf_counter()
+        elapsed = now - self.began
         self.tokens += tokens
-        self.loss = loss if self.loss is None else 0.95 * self.loss + 0.05 * loss  # a smooth one
-
-    def print_line(self):
-        self.printed, done = time.perf_counter(), min(1, self.done())
-        elapsed = self.printed - self.began
-        print(f"{self.label:<11} step {self.taken}/{self.limit.steps}, loss {self.loss:.3f}, "
-              f"{self.tokens / elapsed:,.0f} tokens/s, {elapsed / done - elapsed:.0f} s left",
-              flush=True)
+        self.loss = loss if self.taken == 0 else 0.95 * self.loss + 0.05 * loss  # a smooth one
+        self.taken += 1
+        self.done = min(1, max(self.taken / self.limit.steps, elapsed / (60 * self.limit.minutes)))
+        if self.done == 1 or now > self.printed + 10:
+            self.printed = now
+            print(f"{self.label:<11} step {self.taken}/{self.limit.steps}, loss {self.loss:.3f}, "
+                  f"{self.tokens / elapsed:,.0f} tokens/s, "
+                  f"{elapsed / self.done - elapsed:.0f} s left", flush=True)
 
 
 # ---------------------------------------------------------------- how a program ends
-
-BAD_INPUT, INTERRUPTED, READER_GONE = 2, 130, 141  # exit codes; the last two are a shell's own
-
 
 @contextlib.contextmanager
 def edges():
@@ -236,26 +204,24 @@ def edges():
     Bad input and what the system refuses: ValueError or OSError, code 2. Ctrl-C: 130. A reader that
     has gone (`| head`): 141, and nothing is said. `python -X dev` shows the traceback of an error.
     """
-    if sys.stdout is None:  # closed by the caller: there is nobody to write to
-        sys.stdout = open(os.devnull, "w")
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # None: closed by the caller
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's output has none
         sys.stdout.reconfigure(errors="replace")  # a pipe may not be able to say every character
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, interrupt_once)
     try:
-        signal.signal(signal.SIGINT, interrupt_once)
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        leave(READER_GONE, "", sys.stdout)
+        leave(141, "", sys.stdout)
     except (ValueError, OSError) as error:
         if sys.flags.dev_mode:
             raise
-        leave(BAD_INPUT, f"{Path(sys.argv[0]).name}: {visible(str(error))}", sys.stderr)
-    except KeyboardInterrupt as interrupt:
-        leave(INTERRUPTED, "\n" + visible(str(interrupt) or "interrupted"), sys.stdout)
+        leave(2, f"{Path(sys.argv[0]).name}: {visible(str(error))}", sys.stderr)
+    except KeyboardInterrupt:
+        leave(130, "\ninterrupted", sys.stdout)
     finally:
-        if signal.getsignal(signal.SIGINT) is interrupt_once:
-            signal.signal(signal.SIGINT, before)  # a notebook goes on
+        if signal.getsignal(signal.SIGINT) is interrupt_once or hasattr(sys, "ps1"):
+            signal.signal(signal.SIGINT, before)  # a notebook and a Python prompt go on
 
 
 def leave(code, line, stream):
@@ -263,8 +229,7 @@ def leave(code, line, stream):
     try:
         print(line, file=stream, flush=True)
         sys.stdout.flush()
-    except OSError:
-        # Python flushes once more at its end: to nowhere, or it would complain then.
+    except OSError:  # Python flushes once more at its end: to nowhere, or it would complain then
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
@@ -277,22 +242,14 @@ def interrupt_once(number, frame):
 
 # ---------------------------------------------------------------- text
 
-def visible(text, keep=""):
-    """Text in which no character commands a terminal: those that do not print become escapes.
-
-    A model can write any byte. A line break becomes a sign, unless it is in `keep`.
-    """
-    def shown(c):
-        if c.isprintable() or c in keep:
-            return c
-        return "⏎" if c == "\n" else c.encode("unicode_escape").decode()
-
-    return "".join(map(shown, text))
-
-
-def visible_text(text):
-    """The same for a text of many lines. The joiners inside of emoji and of Indic words stay."""
-    return visible(text, keep="\n\t\u200c\u200d")
+def visible(text, lines=False):
+    """Text in which no character commands a terminal, for a model can write any byte: those that do
+    not print become escapes. Line breaks stay if there may be more lines, else they are signs."""
+    keep = "\n\t\u200c\u200d" if lines else ""  # the last two join emoji, and Indic letters
+    if not lines:
+        text = text.replace("\n", "⏎")
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
+                   for c in text)
 
 
 COLOURS = {"draft": "32", "correction": "31", "bonus": "34"}  # green, red, blue: who wrote a token
@@ -300,29 +257,19 @@ COLOURS = {"draft": "32", "correction": "31", "bonus": "34"}  # green, red, blue
 
 def coloured(text, writer):
     """Text in its writer's colour on a terminal that has colours, and as it is elsewhere."""
-    if writer not in COLOURS or not is_terminal() or os.environ.get("NO_COLOR"):
+    dumb = os.environ.get("TERM") == "dumb" or os.environ.get("NO_COLOR")
+    if dumb or not sys.stdout.isatty() or writer not in COLOURS:
         return text
     return f"\x1b[{COLOURS[writer]}m{text}\x1b[0m"
 
 
-def stream(prompt, rounds, encoding):
+def stream(tokens, rounds, encoding):
     """Print the prompt, then each round as it comes, each token in the colour of its writer."""
-    print(visible_text(prompt), end="", flush=True)
     spell, done = speller(encoding), []
+    print(visible("".join(map(spell, tokens)), lines=True), end="", flush=True)
     for one in rounds:
         for token, writer in zip(one.new, one.writers):
-            print(coloured(visible_text(spell(token)), writer), end="")
-        print(end="", flush=True)
+            print(coloured(visible(spell(token), lines=True), writer), end="", flush=True)
         done.append(one)
     print(spell(encoding.eot_token, final=True))
     return done
-
-
-def is_terminal():
-    """Is the output a terminal that takes commands, such as those for colours?"""
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def columns():
-    """The width of the terminal in characters; 80 where the output is none."""
-    return shutil.get_terminal_size().columns

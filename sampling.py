@@ -28,11 +28,10 @@ import torch.nn.functional as F
 def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
     """The distribution that is sampled from: softmax after temperature, then top-k, then top-p.
 
-    logits (..., V) in any float type -> probabilities (..., V) in float32 or wider. Both models go
-    through the same warp, and its output is both what is drawn from and what is scored: "lossless"
-    means with respect to the warped p (Leviathan et al., section 2.2). Temperature 0 is a one-hot
-    argmax, so greedy decoding needs no code of its own anywhere. Equal logits rank in the order of
-    their ids. NaN logits give NaN probabilities: the loop reports them.
+    logits (..., V) in any float type -> probabilities (..., V) in float32 or wider, NaN for NaN.
+    Both models go through the same warp, and its output is both what is drawn from and what is
+    scored: "lossless" means with respect to the warped p (Leviathan et al., section 2.2).
+    Temperature 0 is a one-hot argmax, so greedy decoding needs no code of its own anywhere.
     """
     check_settings(temperature, top_k, top_p)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -44,15 +43,13 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
         z = (z - z.amax(-1, keepdim=True)) / min(max(temperature, 1e-30), 1e30)
     if top_k is None and top_p == 1:
         return z.softmax(-1)
-
-    ranked, order = z.sort(dim=-1, descending=True, stable=True)
-    if top_k is not None:
-        ranked[..., top_k:] = -math.inf
-    probs = ranked.softmax(-1)
+    ranked, order = z.sort(dim=-1, descending=True, stable=True)  # of equal logits the first leads
+    probs = ranked[..., :top_k].softmax(-1)
     if top_p < 1:
         before = F.pad(probs.cumsum(-1)[..., :-1], (1, 0))  # probability of all that rank higher
         probs = probs.where(before < max(top_p, 1e-30), 0)  # 1e-30: a smaller float32 would be 0
-    return torch.zeros_like(z).scatter_(-1, order, probs / probs.sum(-1, keepdim=True))
+    probs = probs / probs.sum(-1, keepdim=True)
+    return torch.zeros_like(z).scatter_(-1, order[..., :top_k], probs)
 
 
 def check_settings(temperature, top_k, top_p):
@@ -67,13 +64,16 @@ def check_settings(temperature, top_k, top_p):
 
 # ---------------------------------------------------------------- drawing
 
-def chooser(generator):
-    """The draw, `choose(probs)`: the only source of randomness while decoding.
+def seeded(device, seed):
+    """The draw, `choose(probs)`: the only source of randomness while decoding, fixed by the seed.
 
-    probs (..., V) on the generator's device -> token ids (...), each drawn from its row. A coin
-    that comes up 1 with probability a is a draw from (1-a, a). The tests replace `choose` by one
-    that replays every outcome, and so compute the exact law of the code that calls it.
+    probs (..., V) on the device -> token ids (...), each drawn from its row. A coin that comes up 1
+    with probability a is a draw from (1-a, a). The tests replace `choose` by one that replays every
+    outcome, and so compute the exact law of the code that calls it.
     """
+    check_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
+
     def choose(probs):
         # Race of exponential clocks: clock i rings at time E_i / p_i and rings first with
         # probability p_i / Σp. A token of probability 0 never rings.
@@ -81,12 +81,6 @@ def chooser(generator):
         return (probs / clocks).argmax(-1)
 
     return choose
-
-
-def seeded(device, seed):
-    """A `choose` with a random stream of its own, fixed by the seed."""
-    check_seed(seed)
-    return chooser(torch.Generator(device).manual_seed(seed))
 
 
 def check_seed(seed):
@@ -98,17 +92,19 @@ def check_seed(seed):
 
 @dataclass
 class Verdict:
-    """What a rule decides about the drafts of a round. A rule must give the first two; the trace
-    shows the others. Tensors on the device of p, so that the loop reads a round once."""
-    n: torch.Tensor  # (), how many drafts stand
+    """What a rule decides about the drafts of a round. A rule must give the first two. The trace
+    shows the others, and the first paragraph of the rule's docstring."""
+    n: torch.Tensor  # (), how many drafts stand; on the device of p, as all tensors here
     token: torch.Tensor  # (), the token after them
     drawn_from: torch.Tensor = None  # (V,), the distribution of that token
-    columns: dict = field(default_factory=dict)  # {title: (γ,)}, numbers of each draft
+    columns: dict = field(default_factory=dict)  # {title: (γ,)}, such as "coin" and its "chance"
     one_by_one: bool = False  # drafts behind the first rejected one were not tested
 
 
 def verify_token(p, q, drafted, choose):
-    """The token rule: test the drafts one by one, stop at the first that fails.
+    """The token rule tests draft after draft. chance = min(1, p/q): the probability that the
+    draft's coin comes up 1. The first draft whose coin is 0 is rejected, and those behind it are
+    not tested. A correction is drawn from left = max(0, p - q), divided by its sum; a bonus from p.
 
     p (γ+1, V), row i judges draft i and the last row is the bonus; q (γ, V), what each draft was
     really drawn from; drafted (γ,), the tokens. (Leviathan et al., Algorithm 1.)
@@ -116,8 +112,8 @@ def verify_token(p, q, drafted, choose):
     accept = p_over_q(p, q, drafted).clamp(max=1)  # (γ,)
     coins = choose(torch.stack([1 - accept, accept], -1))  # (γ,) of 0 and 1
     n = coins.cumprod(0).sum()  # coins after the first 0 do not count
-    drawn_from = residual(row(p, n), row(with_bonus_row(q), n))  # (V,)
-    columns = {"min(1, p/q)": accept, "coin": coins}
+    drawn_from = residual_after(n, p, q)  # (V,)
+    columns = {"chance": accept, "coin": coins}
     return Verdict(n, choose(drawn_from), drawn_from, columns, one_by_one=True)
 
 
@@ -129,17 +125,16 @@ def p_over_q(p, q, drafted):
 
 def residual(p, q):
     """norm(max(0, p - q)), (V,): what q leaves of p, made to sum to 1 (Leviathan et al., 2.3).
-
-    Where the two are equal up to rounding nothing is left; then it is p.
-    """
+    Where the two are equal up to rounding nothing is left; then it is p."""
     left = (p - q).clamp(min=0)
     left = torch.where(left.sum() > 0, left, p)
     return left / left.sum()
 
 
-def with_bonus_row(q):
-    """q (γ, V) -> (γ+1, V). No draft stands in the bonus's place: zeros, which leave all of p."""
-    return F.pad(q, (0, 0, 0, 1))
+def residual_after(n, p, q):
+    """What the token after n drafts is drawn from, (V,). No draft stands in the place of the bonus:
+    there q is given a row of zeros, which leaves all of p."""
+    return residual(row(p, n), row(F.pad(q, (0, 0, 0, 1)), n))
 
 
 def row(table, n):
@@ -148,21 +143,27 @@ def row(table, n):
 
 
 def verify_block(p, q, drafted, choose):
-    """The block rule: one decision for the whole run (Sun et al. 2024, arXiv 2403.10444, Alg. 2).
+    """The block rule decides once, for the whole run. keep: the probability that a draft and all
+    before it stand. chance: that its coin comes up 1, the probability that just so many drafts
+    stand if no more do. The last coin that is 1 decides: the drafts up to it stand. A correction is
+    drawn from left = max(0, keep·p - q), divided by its sum, with the keep of the last draft that
+    stands; a bonus from p.
 
     Arguments and law of verify_token. It accepts at least as many drafts on average, since a token
-    that p likes more than q does makes up for one before it that p likes less.
+    that p likes more than q does makes up for one before it that p likes less. (Sun et al. 2024,
+    arXiv 2403.10444, Algorithm 2.)
     """
     keep = block_keep(p, q, drafted)  # (γ+1,)
+    keep_p = keep[:, None] * p  # (γ+1, V)
     # Z_i: what the correction behind i drafts has to supply. For h see docs/theory.md, section 2.
-    Z = (keep[:-1, None] * p[:-1] - q).clamp(min=0).sum(-1)  # (γ,)
+    Z = (keep_p[:-1] - q).clamp(min=0).sum(-1)  # (γ,)
     h = torch.where(Z > 0, Z / (Z + (1 - keep[:-1])), 0)
     h = torch.cat([h, keep[-1:]])  # (γ+1,), the run of all γ stands with keep_γ
     coins = choose(torch.stack([1 - h, h], -1))
     # The LARGEST i whose coin comes up; 0 if none does, whatever coin 0 says.
     n = (coins * torch.arange(len(coins), device=p.device)).amax()
-    drawn_from = residual(row(keep, n) * row(p, n), row(with_bonus_row(q), n))  # (V,)
-    columns = {"keep": keep[1:], "h": h[1:], "coin": coins[1:]}
+    drawn_from = residual_after(n, keep_p, q)  # (V,)
+    columns = {"keep": keep[1:], "chance": h[1:], "coin": coins[1:]}
     return Verdict(n, choose(drawn_from), drawn_from, columns)
 
 

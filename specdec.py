@@ -67,7 +67,7 @@ def plain(target, tokens, max_new, warp, choose, eos=None):
     """Autoregressive decoding with a cache: one target pass, one token. Yields up to max_new ids.
 
     tokens: ids of the prompt, at least one. warp: logits -> probabilities. choose: see
-    sampling.chooser. eos: the id that ends a text. ValueError where the context is too small.
+    sampling.seeded. eos: the id that ends a text. ValueError where the context is too small.
     """
     tokens, cache = list(tokens), target.new_cache()
     check_room(target, tokens, max_new)
@@ -107,20 +107,24 @@ def check_room(target, tokens, max_new):
     """Raises ValueError unless a prompt is there and the context holds it and the new tokens."""
     if not tokens:
         raise ValueError("the prompt is empty: start from the end-of-text token")
-    context, fed = target.config.context, len(tokens) + max_new - 1  # the last token is never fed
-    if fed > context:
-        most = f", or ask for {context + 1 - len(tokens)} at most" if len(tokens) <= context else ""
-        raise ValueError(f"{len(tokens)} prompt tokens and {max_new} new ones do not fit the "
-                         f"context of {context}: shorten the prompt{most}")
+    room = target.config.context + 1 - len(tokens)  # one more, since the last token is never fed
+    if max_new > room:
+        raise ValueError(f"the context of {target.config.context} has room for {max(0, room)} new "
+                         f"tokens after {len(tokens)} of the prompt, and not for {max_new}")
 
 
 # ---------------------------------------------------------------- speculative decoding
+
+# What the loop asks of a drafter, propose(tokens, gamma, choose) -> (drafted, q), both on the
+# target's device:
+#   drafted (γ,)              ids that may follow the text `tokens`: gamma of them, or fewer
+#   q (γ, V)                  the distribution that each of them was really drawn from
 
 def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=verify_token,
                 eos=None):
     """Text with the law of `plain`, in fewer target passes. Yields a Round a pass.
 
-    propose: a drafter, see DraftModel. verify: a rule, see sampling. The others are as in `plain`.
+    propose: a drafter, see above. verify: a rule, see sampling. The others are as in `plain`.
     ValueError where the context is too small, or where the drafter breaks its contract.
     """
     tokens, cache, vocab_size = list(tokens), target.new_cache(), target.config.vocab_size
@@ -153,7 +157,7 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
 
         # 5. Roll the cache back to what is still true of the text. Its last token is not fed yet.
         fed = cache.length
-        cache.length = min(fed, len(tokens) - 1)
+        cache.length = len(tokens) - 1
         accepted = min(n, len(new))  # an end of text may have cut some off
         yield Round(drafts, accepted, new, before, fed, cache.length, verdict, p, q)
         if new[-1] == eos:
@@ -187,12 +191,9 @@ class Round:
 
 def check_drafts(drafted, q, asked, vocab_size):
     """Raises ValueError where a drafter gives what the loop cannot use."""
-    if drafted.dim() != 1 or len(drafted) > asked:
-        raise ValueError(f"the drafter was asked for at most {asked} drafts, as a tensor of one "
-                         f"dimension, and gave one of shape {tuple(drafted.shape)}")
-    if q.shape != (len(drafted), vocab_size):
-        raise ValueError(f"q must have a row for each draft and a column for each token, "
-                         f"{(len(drafted), vocab_size)}, and not {tuple(q.shape)}")
+    if drafted.dim() != 1 or len(drafted) > asked or q.shape != (len(drafted), vocab_size):
+        raise ValueError(f"the drafter must give n drafts, (n,), and q, (n, {vocab_size}), with n "
+                         f"at most {asked}: it gave {tuple(drafted.shape)} and {tuple(q.shape)}")
 
 
 def check_ids(drafts, vocab_size):
@@ -204,11 +205,7 @@ def check_ids(drafts, vocab_size):
 # ---------------------------------------------------------------- drafters
 
 class DraftModel:
-    """A drafter that decodes with a small model. Make one for each text: it keeps its cache.
-
-    A drafter is called as propose(tokens, gamma, choose) and gives drafted (γ,) and q (γ, V), the
-    distribution that each of them was really drawn from. It may draft fewer than gamma.
-    """
+    """A drafter that decodes with a small model. Make one for each text: it keeps its cache."""
 
     def __init__(self, model, warp):
         self.model, self.warp, self.cache = model, warp, model.new_cache()
@@ -281,26 +278,23 @@ def main(arguments=None):
     import program
     options = program.decoding_parser("Write a text both ways.", DRAFTERS).parse_args(arguments)
     with program.edges():
-        pair, settings = program.prepared(options)
-        prompt, tokens = program.prompt_of(pair, options)
+        pair, settings, tokens = program.prepared(options)
         check_room(pair.target, tokens, settings.max_new)
         coming = decode_speculative(pair, tokens, settings, pair.encoding.eot_token)
-        rounds = program.stream(prompt, coming, pair.encoding)
+        rounds = program.stream(tokens, coming, pair.encoding)
         figures = {}
         if settings.max_new > 0:
             figures = compare(pair, tokens, settings, program.stopwatch(pair.target.device))
             print_comparison(figures, rounds)
             print(f"on {pair.machine()}")
-        if options.json:
-            program.write_json(options.json, {**figures, "rounds": program.as_values(rounds)})
+        program.write_json(options.json, {**figures, "rounds": rounds})
 
 
 def compare(pair, tokens, settings, now):
     """Decode one text both ways, past an end of text so that both do the same work. The figures."""
     from program import race, rates, tally
     ways = [partial(way, pair, tokens, settings) for way in (decode_plain, decode_speculative)]
-    for way in ways:
-        list(way())  # the first run of each is slow: not timed
+    race(ways, now, repeats=1)  # the first run of each is slow: it does not count
     (ids, rounds), (plain_seconds, seconds) = race(ways, now)
     return {**vars(settings), "plain_new_tokens": len(ids), **tally(rounds),
             **rates(len(ids), plain_seconds, seconds)}
@@ -309,14 +303,12 @@ def compare(pair, tokens, settings, now):
 def print_comparison(figures, rounds):
     """Both ways side by side, and who wrote the text that was printed above."""
     from program import COLOURS, coloured
-    line = "{:12}{:>9}{:>12}{:>8}{:>13}{:>17}".format
-    print("\n" + line("", "tokens/s", "new tokens", "passes", "tokens/pass", "accepted/tested"))
-    print(line("plain", f"{figures['plain_tokens_per_s']:.0f}", figures["plain_new_tokens"],
-               figures["plain_new_tokens"], "1.00", ""))
-    print(line("speculative", f"{figures['speculative_tokens_per_s']:.0f}", figures["new_tokens"],
-               figures["passes"], f"{figures['tokens_per_pass']:.2f}",
-               f"{figures['accepted']}/{figures['tested']}"))
-    print("speedup {speedup:.2f}x (3 runs: {speedup_min:.2f} to {speedup_max:.2f}), "
+    print("\n             tokens/s  new tokens  passes  tokens/pass  accepted/tested\n"
+          "plain       {plain_tokens_per_s:9.0f}{plain_new_tokens:12}{plain_new_tokens:8}"
+          "         1.00\n"
+          "speculative {speculative_tokens_per_s:9.0f}{new_tokens:12}{passes:8}"
+          "{tokens_per_pass:13.2f}{accepted:13}/{tested}\n"
+          "speedup {speedup:.2f}x ({runs} runs: {speedup_min:.2f} to {speedup_max:.2f}), "
           "gamma {gamma}".format(**figures))
     writers = [writer for one in rounds for writer in one.writers]
     if len(writers) < figures["new_tokens"]:

@@ -8,7 +8,6 @@ The default corpus is on every machine already: the source of Python's standard 
 """
 
 import argparse
-import functools
 import math
 import os
 import tempfile
@@ -37,29 +36,28 @@ class Preset:
     vocab_size: int
     target: dict  # shapes, as in model.Config
     draft: dict
-    train_target: Limit
-    train_draft: Limit
-    ask_target: Limit  # for the soft labels of distillation
-    distill_draft: Limit
+    limits: dict  # {stage of train_pair: Limit}
     gamma: int  # the default of specdec.py: close to the best of bench.py at temperature 1
     batch: int = 16  # windows a step
     window: int = 128  # tokens a window; attention by distance carries over to longer texts
 
     def scaled(self, minutes):
         """The same preset with its limits made shorter or longer: `minutes` in all."""
-        names = ("train_target", "train_draft", "ask_target", "distill_draft")
-        limits = {name: getattr(self, name) for name in names}
-        part = minutes / sum(limit.minutes for limit in limits.values())
-        return replace(self, **{name: Limit(math.ceil(limit.steps * part), limit.minutes * part)
-                                for name, limit in limits.items()})
+        if not 0 < minutes < math.inf:
+            raise ValueError(f"minutes must be more than 0, not {minutes}")
+        part = minutes / sum(limit.minutes for limit in self.limits.values())
+        limits = {stage: Limit(math.ceil(limit.steps * part), limit.minutes * part)
+                  for stage, limit in self.limits.items()}
+        return replace(self, limits=limits)
 
 
 PRESETS = {
     "tiny": Preset(512, dict(n_layer=4, n_embd=256), dict(n_layer=1, n_embd=128),
-                   Limit(800, 2.5), Limit(400, 0.2), Limit(560, 0.5), Limit(2200, 1.45), gamma=3),
+                   dict(target=Limit(800, 2.5), draft=Limit(400, 0.2),
+                        labels=Limit(560, 0.5), distilling=Limit(2200, 1.45)), gamma=3),
     "base": Preset(512, dict(n_layer=6, n_head=8, n_embd=640), dict(n_layer=1, n_embd=256),
-                   Limit(320, 8.5), Limit(300, 0.4), Limit(300, 2.6), Limit(1800, 5.5), gamma=6,
-                   batch=32),
+                   dict(target=Limit(320, 8.5), draft=Limit(300, 0.4),
+                        labels=Limit(300, 2.6), distilling=Limit(1800, 5.5)), gamma=6, batch=32),
 }
 
 
@@ -71,13 +69,11 @@ def standard_library():
 
 
 def read_documents(paths):
-    """Each file as one document. ValueError for a file that is missing, empty or not UTF-8."""
+    """Each file as one document. ValueError for one that is empty or not UTF-8."""
     documents = []
     for path in paths:
         try:
             documents.append(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"cannot read {path}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not UTF-8 text") from None
         if not documents[-1]:
@@ -96,34 +92,52 @@ def split_documents(documents):
     return [t for t in train if t], [t for t in held_out if t]
 
 
-# ---------------------------------------------------------------- data
-
-def count_windows(data, window, name="text"):
-    """How many windows of `window` tokens, each with a next token, the data holds: at least one."""
-    if len(data) <= window:
-        raise ValueError(f"the {name} is too short: {len(data)} tokens, and {window + 1} are the "
-                         "least; give more text")
-    return len(data) - window
+def excerpts(text, count=8, length=200):
+    """`count` pieces of a text to continue, evenly spread, from a line break where there is one."""
+    starts = [len(text) * i // count for i in range(count)]
+    starts = [text.find("\n", start, start + length) + 1 or start for start in starts]
+    return [text[start:start + length] for start in starts if start < len(text)] or [text]
 
 
-def draw_windows(data, batch, window, generator):
-    """(batch, window + 1) token ids, cut from the data at random places."""
-    starts = torch.randint(count_windows(data, window), (batch, 1), generator=generator)
-    return data[starts + torch.arange(window + 1)]
+def prepare(documents, preset):
+    """The vocabulary of a corpus, the tokens to train on, the held-out tokens, and prompts."""
+    train_part, held_out_part = split_documents(documents)
+    encoding = train_tokenizer(train_part, preset.vocab_size)
+    data, held_out = encode(train_part, encoding), encode(held_out_part, encoding)
+    print(f"corpus: {len(documents)} documents, {len(data):,} tokens to train on, "
+          f"{len(held_out):,} held out; vocabulary: {encoding.n_vocab} tokens", flush=True)
+    for name, part in (("text", data), ("held-out tenth of the text", held_out)):
+        if len(part) <= preset.window:
+            raise ValueError(f"the {name} is too short: {len(part)} tokens, and "
+                             f"{preset.window + 1} are the least; give more text")
+    return encoding, data, held_out, excerpts("".join(held_out_part))
 
 
 # ---------------------------------------------------------------- training
 
+def draw_windows(data, batch, window, generator):
+    """(batch, window + 1) token ids, cut from the data at random places."""
+    starts = torch.randint(len(data) - window, (batch, 1), generator=generator)
+    return data[starts + torch.arange(window + 1)]
+
+
+def next_logits(model, windows):
+    """Logits (B, T, V) of each token of the windows (B, T+1) but the first. Matrix products are in
+    bfloat16 where the hardware does them; the weights stay float32."""
+    fast = fast_dtype(model.device) == torch.bfloat16
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=fast):
+        return model(windows[:, :-1]).float()
+
+
 def cross_entropy(model, windows):
     """Mean negative log-likelihood of the next token, in nats."""
-    logits = model(windows[:, :-1]).float()  # (B, T, V)
-    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    return F.cross_entropy(next_logits(model, windows).flatten(0, 1), windows[:, 1:].flatten())
 
 
 def total_variation(draft, windows, p):
     """Mean over contexts of 1 - Σ min(p, q): one minus the acceptance rate (Leviathan et al. 2023,
     Corollary 3.6). p (B, T, V): the target's distribution after each token of the windows."""
-    q = draft(windows[:, :-1]).float().softmax(-1)  # (B, T, V)
+    q = next_logits(draft, windows).softmax(-1)  # (B, T, V)
     return 1 - torch.minimum(p.float(), q).sum(-1).mean()
 
 
@@ -133,22 +147,17 @@ def fit(label, model, draw, loss_of, limit, seed):
     Muon for the matrices inside the blocks, AdamW for the two embeddings. After a short warm-up the
     learning rate stays at its peak for a third of the way, then falls to 0 on a straight line.
     """
-    device = model.embed.device
     generator = torch.Generator().manual_seed(seed)
-    matrices = [weight for block in model.blocks for weight in block.parameters()]
-    muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.01)
-    embeddings = [model.embed, model.unembed]
-    adam = torch.optim.AdamW(embeddings, lr=0.01, betas=(0.9, 0.95), weight_decay=0)
-    peaks = [(group, group["lr"]) for group in (*muon.param_groups, *adam.param_groups)]
+    muon = torch.optim.Muon(model.blocks.parameters(), weight_decay=0.01)
+    adam = torch.optim.AdamW([model.embed, model.unembed], betas=(0.9, 0.95), weight_decay=0)
     progress = Progress(label, limit)
     for done in progress.steps():
-        for group, peak in peaks:
-            group["lr"] = peak * min(1, done / 0.02 + 0.1, (1 - done) / 0.67)
-        batch = [part.to(device) for part in draw(generator)]
-        with reduced_precision(device):
-            loss = loss_of(model, *batch)
+        batch = [part.to(model.device) for part in draw(generator)]
+        loss = loss_of(model, *batch)
         loss.backward()
-        for optimizer in (muon, adam):
+        rate = min(1, done / 0.02 + 0.1, (1 - done) / 0.67)  # of the peak
+        for optimizer, peak in ((muon, 0.02), (adam, 0.01)):
+            optimizer.param_groups[0]["lr"] = peak * rate
             optimizer.step()
             optimizer.zero_grad()
         progress.add(batch[0][:, 1:].numel(), loss.item())
@@ -157,130 +166,87 @@ def fit(label, model, draw, loss_of, limit, seed):
 
 @torch.no_grad()
 def soft_labels(target, draw, limit, seed):
-    """Windows of text with the target's p after each of their tokens, for the draft to imitate.
-
-    Returns a list of batches: (B, window + 1) ids and (B, window, V) probabilities in float16. To
-    ask the target is most of the work: it is done once, and the draft reads the answers many times.
-    """
+    """A list of batches for the draft to imitate: windows (B, T+1), and the target's p after each
+    of their tokens but the last (B, T, V). To ask the target is most of the work: it is done once,
+    and the draft reads the answers many times."""
     generator = torch.Generator().manual_seed(seed)
     progress, batches = Progress("soft labels", limit), []
     for _ in progress.steps():
         (windows,) = draw(generator)
-        with reduced_precision(target.device):
-            p = target(windows[:, :-1].to(target.device)).float().softmax(-1)  # (B, T, V)
+        p = next_logits(target, windows.to(target.device)).softmax(-1)  # (B, T, V)
         batches.append((windows, p.half().cpu()))
         progress.add(windows[:, 1:].numel(), torch.special.entr(p).sum(-1).mean().item())
     return batches
-
-
-def reduced_precision(device):
-    """Matrix products in bfloat16 where the hardware does them; the weights stay float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=fast_dtype(device) == torch.bfloat16)
 
 
 @torch.no_grad()
 def bits_per_byte(model, data, sizes, window, most=256):
     """Loss in bits per byte of text, comparable between vocabularies: the mean over at most `most`
     windows, evenly spread over the data. sizes: see bytes_per_token."""
-    count, nats, length = count_windows(data, window), 0, 0
-    for start in range(0, count, math.ceil(count / most)):
-        tokens = data[start:start + window + 1]
-        with reduced_precision(model.device):
-            nats += window * cross_entropy(model, tokens[None].to(model.device)).item()
-        length += sizes[tokens[1:]].sum().item()
-    return nats / math.log(2) / length
+    windows = data.unfold(0, window + 1, math.ceil((len(data) - window) / most))  # (N, window + 1)
+    nats = windows[:, 1:].numel() * cross_entropy(model, windows.to(model.device)).item()
+    return nats / math.log(2) / sizes[windows[:, 1:]].sum().item()
 
 
 # ---------------------------------------------------------------- the pair
 
 def train_pair(preset, documents, device, seed=0):
     """Corpus in, pair out."""
-    train_part, held_out_part = split_documents(documents)
-    encoding = train_tokenizer(train_part, preset.vocab_size)
-    data, held_out = encode(train_part, encoding), encode(held_out_part, encoding)
-    print(f"corpus: {len(documents)} documents, {len(data):,} tokens to train on, "
-          f"{len(held_out):,} held out; vocabulary: {encoding.n_vocab} tokens", flush=True)
-    if encoding.n_vocab < preset.vocab_size:
-        print(f"no more pairs of tokens repeat: the vocabulary stops at {encoding.n_vocab} "
-              f"of {preset.vocab_size}")
-    count_windows(data, preset.window)
-    count_windows(held_out, preset.window, "held-out tenth of the text")
+    encoding, data, held_out, prompts = prepare(documents, preset)
+    configs = (Config(encoding.n_vocab, tokenizer=encoding.name, **shape)
+               for shape in (preset.target, preset.draft))
+    target, draft = (GPT(config, seed).to(device) for config in configs)
 
-    def model(shape):
-        config = Config(encoding.n_vocab, tokenizer=encoding.name, **shape)
-        return GPT(config, seed).to(device)
-
-    def windows_of_text(generator):
+    def text(generator):
         return (draw_windows(data, preset.batch, preset.window, generator),)
 
-    def labelled_windows(generator):
+    def answers(generator):
         return labels[torch.randint(len(labels), (), generator=generator)]
 
-    held_out_bits = functools.partial(bits_per_byte, data=held_out, window=preset.window,
-                                      sizes=bytes_per_token(encoding))
-    target, draft, bits = model(preset.target), model(preset.draft), {}
     # Each stage draws windows of its own: the labels are not only on what the target has just read.
-    taken = fit("target", target, windows_of_text, cross_entropy, preset.train_target, seed)
-    bits["target"] = held_out_bits(target)
-    fit("draft", draft, windows_of_text, cross_entropy, preset.train_draft, seed + 1)
-    bits["draft before distillation"] = held_out_bits(draft)
-    labels = soft_labels(target, windows_of_text, preset.ask_target, seed + 2)
-    fit("distilling", draft, labelled_windows, total_variation, preset.distill_draft, seed + 3)
-    bits["draft"] = held_out_bits(draft)
-    print("held-out bits per byte: "
-          + ", ".join(f"{name} {value:.3f}" for name, value in bits.items()))
-    prompts, notes = excerpts("".join(held_out_part)), notes_on(preset, taken)
+    limits = preset.limits
+    taken = fit("target", target, text, cross_entropy, limits["target"], seed)
+    fit("draft", draft, text, cross_entropy, limits["draft"], seed + 1)
+    labels = soft_labels(target, text, limits["labels"], seed + 2)
+    fit("distilling", draft, answers, total_variation, limits["distilling"], seed + 3)
+    bits = {name: bits_per_byte(model, held_out, bytes_per_token(encoding), preset.window)
+            for name, model in (("target", target), ("draft", draft))}
+    print("held-out bits per byte: target {target:.3f}, draft {draft:.3f}".format(**bits))
+    notes = notes_on(taken, limits["target"].steps)
     return Pair(target, draft, encoding, bits, prompts, data, preset.gamma, notes)
 
 
-def notes_on(preset, taken):
-    """What to say of a pair whose target was trained clearly less than was meant."""
-    if taken >= 0.9 * preset.train_target.steps:
+def notes_on(taken, meant):
+    """What to say of a pair whose target was trained for clearly fewer steps than was meant."""
+    if taken >= 0.9 * meant:
         return []
-    return [f"a time limit ended the training of the target after {taken} of "
-            f"{preset.train_target.steps} steps; a target that knows less is easier to imitate, "
-            "so the speedup is larger than it should be"]
-
-
-def excerpts(text, count=8, length=200):
-    """`count` pieces of a text to continue, evenly spread, from a line break where there is one."""
-    starts = [len(text) * i // count for i in range(count)]
-    starts = [text.find("\n", start, start + length) + 1 or start for start in starts]
-    return [text[start:start + length] for start in starts if start < len(text)] or [text]
+    return [f"a time limit ended the training of the target after {taken} of {meant} steps; a "
+            "target that knows less is easier to imitate, so the speedup is too large"]
 
 
 def train_and_keep(preset, paths, device, directory, seed=0):
     """Train a pair and save it. What can be known to fail is refused before the training."""
     check_seed(seed)
     documents, path = read_documents(paths), pair_path(directory)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_writable(path)
     check_room_for(preset, path)
+    pair = train_pair(preset, documents, device, seed)
     try:
-        keep(train_pair(preset, documents, device, seed), directory)
-    except KeyboardInterrupt:
-        earlier = "the earlier pair there is whole" if path.exists() else "there is no pair yet"
-        raise KeyboardInterrupt(f"interrupted: nothing was written to {directory}; "
-                                f"{earlier}") from None
-
-
-def keep(pair, directory):
-    """Save a pair, in a temporary directory where its own cannot take it any more."""
-    try:
-        path = save_pair(pair, directory)
-    except OSError as error:
-        rescued = save_pair(pair, tempfile.mkdtemp())
-        raise OSError(f"{error}; the pair is kept in {rescued.parent} instead") from error
+        save_pair(pair, directory)
+    except OSError as error:  # the disk has filled up meanwhile
+        path = save_pair(pair, tempfile.mkdtemp())
+        raise OSError(f"{error}; the pair is kept in {path.parent} instead") from error
     print(f"kept in {visible(str(path))}")
 
 
 def check_room_for(preset, path):
-    """Raises OSError where a file as large as all weights cannot be written beside the pair's."""
-    weights = sum(w.numel() for shape in (preset.target, preset.draft)
-                  for w in GPT(Config(preset.vocab_size, **shape)).parameters())
+    """Raises OSError unless a file as large as all weights can be written beside the pair's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(path)
+    models = [GPT(Config(preset.vocab_size, **shape)) for shape in (preset.target, preset.draft)]
+    size = 4 * sum(w.numel() for model in models for w in model.parameters())  # bytes
     trial = path.with_suffix(".part")
     try:
-        trial.write_bytes(bytes(4 * weights))
+        trial.write_bytes(bytes(size))
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror}") from None
     finally:
@@ -305,8 +271,6 @@ def main(arguments=None):
         check_names(options)
         preset = PRESETS[options.preset]
         if options.minutes is not None:
-            if not 0 < options.minutes < math.inf:
-                raise ValueError(f"minutes must be more than 0, not {options.minutes}")
             preset = preset.scaled(options.minutes)
         train_and_keep(preset, options.data or standard_library(), pick_device(options.device),
                        options.out or CHECKPOINTS / options.preset, options.seed)

@@ -3,7 +3,7 @@
 import codecs
 import hashlib
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 
 import tiktoken
 import torch
@@ -21,47 +21,32 @@ PIECES = "|".join([" ?[A-Za-z\u0080-\U0010ffff]{1,32}", "[0-9]", r" ?[!-/:-@\[-^
 # ---------------------------------------------------------------- learned from a text
 
 def train_tokenizer(documents, vocab_size):
-    """The vocabulary of a text, the end of text as its last id. ValueError for no text, or for no
-    room for the bytes."""
-    if vocab_size < 257:
-        raise ValueError("a vocabulary needs 256 bytes and the end of text: at least 257, not "
-                         f"{vocab_size}")
+    """The vocabulary of a text: so many tokens at most, the end of text as the last."""
     pieces = Counter(piece for text in documents for piece in re.findall(PIECES, text))
-    if not pieces:
-        raise ValueError("no text to learn a vocabulary from")
-    # The commonest are enough, and so it takes seconds at most, however long the text is.
-    tokens, _ = learn_merges(dict(pieces.most_common(5000)), vocab_size)
+    commonest = dict(pieces.most_common(5000))  # enough, and a long text takes no longer
+    tokens, _ = learn_merges(commonest, vocab_size)
     return make_encoding(tokens)
 
 
 def learn_merges(pieces, vocab_size):
     """Byte-pair encoding: the vocabulary starts as the 256 bytes, and the most frequent pair of
-    neighbours becomes a token, again and again. A short text stops early: no pair occurs twice.
+    neighbours becomes a token, again and again. It stops early where no pair occurs twice.
 
-    pieces: {piece: how often it occurs}. Returns the tokens (bytes), in the order of their ids and
-    without the end of text, and {piece: its tokens}.
+    pieces: {piece: how often it occurs}. Returns the tokens (bytes) and {piece: its tokens}.
     """
     tokens = [bytes([b]) for b in range(256)]
     words = {piece: [bytes([b]) for b in piece.encode()] for piece in pieces}
-    pairs, places = Counter(), defaultdict(set)  # pair -> its count; the pieces that it may be in
-
-    def count(piece, sign):
-        for pair in zip(words[piece], words[piece][1:]):
-            pairs[pair] += sign * pieces[piece]
-            places[pair].add(piece)
-
-    for piece in pieces:
-        count(piece, +1)
-    while len(tokens) < vocab_size - 1 and pairs:
-        best = max(pairs, key=lambda pair: (pairs[pair], pair))
-        if pairs[best] < 2:
+    while len(tokens) < vocab_size - 1:
+        pairs = Counter()
+        for piece, word in words.items():
+            for pair in zip(word, word[1:]):
+                pairs[pair] += pieces[piece]
+        best = max(pairs, key=lambda pair: (pairs[pair], pair), default=None)
+        if pairs[best] < 2:  # of None, where there is no pair, it is 0
             break
         # No other pair spells it: at each stage the same bytes are cut alike wherever they stand.
-        tokens.append(best[0] + best[1])
-        for piece in places.pop(best):
-            count(piece, -1)
-            words[piece] = merge(words[piece], best)
-            count(piece, +1)
+        tokens.append(b"".join(best))
+        words = {piece: merge(word, best) for piece, word in words.items()}
     return tokens, words
 
 

@@ -155,7 +155,7 @@ def shared_noise(propose, noise):
     Seam     propose and verify, made together: return (propose, verify), for one text. noise is
              (context + 1, V), independent exponential variables; row t belongs to position t of
              the text, where the prompt starts at position 0. The token drawn there from any
-             distribution is (probs / noise[t]).argmax(-1), as in sampling.chooser. The last token
+             distribution is (probs / noise[t]).argmax(-1), as in sampling.seeded. The last token
              that a context has room for is never fed, so a text has context + 1 positions.
     Write    A propose that calls the one given with a choose that takes the noise of the right
              positions, one draft a call as DraftModel does; and a verify as in exercise 1, on the

@@ -317,7 +317,7 @@ FEW = Limit(40, math.inf)
 MICRO = replace(PRESETS["tiny"], vocab_size=300, batch=4, window=16, gamma=3,
                 target=dict(n_layer=2, n_head=2, n_embd=16),
                 draft=dict(n_layer=1, n_head=2, n_embd=8),
-                train_target=FEW, train_draft=FEW, ask_target=FEW, distill_draft=FEW)
+                limits=dict(target=FEW, draft=FEW, labels=FEW, distilling=FEW))
 
 
 def quiet_pair(preset, documents, seed=0):

@@ -1,6 +1,5 @@
 """The pictures as data: what they show is what they were given, and they need nothing else."""
 
-import importlib.util
 import itertools
 import re
 import shutil
@@ -11,16 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from docs import pictures
 from program import Settings
 from rigs import ended, is_one_clear_line, micro_pair, tables
 from sampling import residual
 from specdec import decode_plain, decode_speculative
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
-pictures = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(pictures)
-
+DOCS = Path(pictures.__file__).parent
 SVG = "{http://www.w3.org/2000/svg}"
 WRITERS = ("target", "draft", "correction", "bonus")
 UGLY = ["<&>", "\n    ", "\x1b[2J", "]]>", '"', "{x}", "\ufffe", "日本", " a", "x\ny", "long" * 9]
@@ -129,7 +125,8 @@ def test_the_clock_of_the_race_times_each_step(drawn):
     plain decoding takes as long for each token, and the tokens of a round come together."""
     pair, settings = micro_pair(), Settings(12, 3)
     now = itertools.count().__next__
-    (ids, at), (rounds, done) = pictures.timed(pair, [1, 2], settings, now)
+    ids, at = pictures.timed(lambda: decode_plain(pair, [1, 2], settings), now)
+    rounds, done = pictures.timed(lambda: decode_speculative(pair, [1, 2], settings), now)
     assert at == [at[0] * (i + 1) for i in range(12)] and len(ids) == 12
     assert done == [done[0] * (i + 1) for i in range(len(rounds))]
     appear = {}
@@ -155,14 +152,29 @@ def test_no_two_tokens_of_the_race_overlap():
 
 # ---------------------------------------------------------------- a round, and one place in it
 
+def an_example():
+    """The example that is drawn."""
+    pair = micro_pair()
+    return pictures.example(pair, pair.encoding.encode_ordinary(pair.prompts[0]))
+
+
+def test_the_round_shown_does_not_start_its_text(monkeypatch):
+    """A first round feeds the prompt too, and the picture would be wrong: the pass of the target
+    reads five tokens there, behind some in its cache."""
+    shown = dict(drafts=[1, 2, 3, 4], tested=3, accepted=2, new=[1, 2, 5])
+    rounds = [SimpleNamespace(cache_before=held, **shown) for held in (0, 8)]
+    monkeypatch.setattr(pictures, "decode_speculative", lambda *_: rounds)
+    assert pictures.example(None, [7, 7]) == ([7, 7, 1, 2, 5], rounds[1])
+
+
 def test_the_round_shown_accepts_two_drafts_and_rejects_one(drawn):
     """The numbers in the picture are those of the loop's round."""
-    text, one = pictures.example(micro_pair())
+    text, one = an_example()
     assert (len(one.drafts), one.accepted, one.tested) == (4, 2, 3) and one.cache_before
     assert one.cache_fed == len(text) + 4 and one.cache_kept == len(text) + 2
     words = said(ET.fromstring(drawn["round"]))
     numbers = [one.q[i, x] for i, x in enumerate(one.drafts)]
-    numbers += [one.p[i, x] for i, x in enumerate(one.drafts)] + [*one.verdict.columns["min(1, p/q)"][:3]]
+    numbers += [one.p[i, x] for i, x in enumerate(one.drafts)] + [*one.verdict.columns["chance"][:3]]
     assert all(f" {number:.2g} " in words for number in numbers)
     assert f"from {one.cache_fed} tokens to {one.cache_kept}" in words
 
@@ -188,7 +200,7 @@ def test_bars_are_probabilities_and_split_p_and_q():
 
 def test_the_place_shown_is_that_of_the_rejection(drawn):
     """p is above q where the correction was drawn, and below where the draft was rejected."""
-    _, one = pictures.example(micro_pair())
+    _, one = an_example()
     p, q, x, y = one.p[2], one.q[2], one.drafts[2], one.new[2]
     assert p[x] < q[x] and residual(p, q)[y] > 0
     rows = bars(ET.fromstring(drawn["position"]))
@@ -210,23 +222,23 @@ def test_no_text_of_a_model_breaks_a_picture():
 
 # ---------------------------------------------------------------- the program
 
-def test_the_program_writes_all_four_pictures(tmp_path, monkeypatch, kept, capsys):
-    """The fourth is bench.py's own drawing of the rows in its file."""
-    figures = tmp_path / "bench.json"
-    figures.write_text('{"rows": ["these"]}')
-    monkeypatch.setattr(pictures, "speedup_svg", lambda rows: f"<svg>{rows}</svg>")
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """The pictures are written here."""
     shutil.copytree(DOCS / "templates", tmp_path / "templates")
     monkeypatch.setattr(pictures, "DOCS", tmp_path)
-    assert ended(pictures, [*kept[:2], "--bench", figures], capsys) == (0, "", "")
-    assert (tmp_path / "speedup.svg").read_text() == "<svg>['these']</svg>"
-    for name in ("race", "round", "position"):
-        ET.parse(tmp_path / f"{name}.svg")
+    return tmp_path
 
 
-def test_a_missing_pair_or_file_of_figures_is_one_clear_line(tmp_path, monkeypatch, kept, capsys):
-    shutil.copytree(DOCS / "templates", tmp_path / "templates")
-    monkeypatch.setattr(pictures, "DOCS", tmp_path)
-    assert is_one_clear_line(ended(pictures, ["--checkpoint", tmp_path / "no"], capsys), "no trained pair")
-    missing = ended(pictures, [*kept[:2], "--bench", tmp_path / "no.json"], capsys)
-    assert is_one_clear_line(missing, "no.json")
-    assert not list(tmp_path.glob("*.svg"))
+def test_the_program_writes_three_pictures(elsewhere, kept, capsys):
+    assert ended(pictures, kept, capsys) == (0, "", "")
+    assert {path.name for path in elsewhere.glob("*.svg")} == {"race.svg", "round.svg",
+                                                               "position.svg"}
+    for path in elsewhere.glob("*.svg"):
+        ET.parse(path)
+
+
+def test_a_missing_pair_is_one_clear_line(elsewhere, capsys):
+    missing = ended(pictures, ["--checkpoint", elsewhere / "no"], capsys)
+    assert is_one_clear_line(missing, "no trained pair")
+    assert not list(elsewhere.glob("*.svg"))

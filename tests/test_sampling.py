@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from exact import EXACT, distance, every_outcome, law
 from rigs import DEVICE, accepted, greedy, one_round, rules, seeded, times
-from sampling import (Verdict, check_seed, residual, row, verify_block, verify_token, warp,
-                      with_bonus_row)
+from sampling import (Verdict, check_seed, residual, residual_after, verify_block, verify_token,
+                      warp)
 
 dtypes = pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 ROUNDED = 1e-5  # float32: sums of a few hundred products with steps of 6e-8
@@ -181,10 +181,10 @@ def test_the_residual_is_what_q_leaves_of_p(dtype):
     assert torch.allclose(residual(p, p * 0), p)  # the bonus
 
 
-def test_the_bonus_row_of_q_is_of_zeros():
-    q = tensor([[0.3, 0.7], [0.6, 0.4]])
-    assert with_bonus_row(q).tolist() == [[0.3, 0.7], [0.6, 0.4], [0, 0]]
-    assert [row(q, torch.tensor(n, device=DEVICE)).tolist() for n in (0, 1)] == q.tolist()
+def test_after_the_last_draft_all_of_p_is_left():
+    p, q = tensor([[0.5, 0.5], [0.5, 0.5], [0.25, 0.75]]), tensor([[0.75, 0.25], [0.25, 0.75]])
+    left = [residual_after(torch.tensor(n, device=DEVICE), p, q).tolist() for n in range(3)]
+    assert left == [[0, 1], [1, 0], [0.25, 0.75]]
 
 
 @rules
@@ -223,8 +223,8 @@ def test_the_token_rule_says_its_chances_coins_and_residual():
     seen = []
     verdict = verify_token(p, q, torch.tensor([1, 0], device=DEVICE), tossing([1, 0], seen))
     assert verdict.one_by_one and verdict.n == 1 and verdict.token == 2
-    assert list(verdict.columns) == ["min(1, p/q)", "coin"]
-    assert verdict.columns["min(1, p/q)"].tolist() == pytest.approx([0.6, 0.4])
+    assert list(verdict.columns) == ["chance", "coin"]
+    assert verdict.columns["chance"].tolist() == pytest.approx([0.6, 0.4])
     assert verdict.columns["coin"].tolist() == [1, 0]
     assert torch.allclose(seen[0], tensor([[0.4, 0.6], [0.6, 0.4]]))  # coin 1 with the chance
     assert verdict.drawn_from.tolist() == seen[1].tolist() == [0, 0, 1]
@@ -238,9 +238,9 @@ def test_the_block_rule_says_its_keep_h_coins_and_residual():
     verdict = verify_block(p, q, torch.tensor([1, 2], device=DEVICE), tossing([1, 1, 0], seen))
     keep = [0.6, 0.6 * 0.2 / 0.78]
     assert not verdict.one_by_one and verdict.n == 1 and verdict.token == 0
-    assert list(verdict.columns) == ["keep", "h", "coin"]
+    assert list(verdict.columns) == ["keep", "chance", "coin"]
     assert verdict.columns["keep"].tolist() == pytest.approx(keep)
-    assert verdict.columns["h"].tolist() == pytest.approx([0.26 / 0.66, keep[1]])
+    assert verdict.columns["chance"].tolist() == pytest.approx([0.26 / 0.66, keep[1]])
     assert verdict.columns["coin"].tolist() == [1, 0]
     left = [0.2 / 0.26, 0.06 / 0.26, 0]
     assert verdict.drawn_from.tolist() == seen[1].tolist() == pytest.approx(left)

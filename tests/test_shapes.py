@@ -1,79 +1,68 @@
 """The comparison of shapes: by figures worked out by hand, and by a program run on small pairs."""
 
-import importlib.util
-import json
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import bench
-from rigs import MICRO, SOURCE, ended, forbidden
+from docs import shapes
+from program import Settings
+from rigs import MICRO, SOURCE, ended, forbidden, micro_pair
 from train_tiny import Limit
-
-spec = importlib.util.spec_from_file_location(
-    "shapes", Path(bench.__file__).parent / "docs" / "shapes.py")
-shapes = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(shapes)
-
-
-def a_shape(bits_per_byte, plain, speculative):
-    return {"bits_per_byte": bits_per_byte, "plain": plain,
-            "ways": {"T=0": {"plain": plain, "speculative": speculative}}}
 
 
 def test_a_shape_is_held_against_the_fastest_plain_one_as_good():
     """One of 1.87 bits a byte is held against those of at most 1.89, one of 1.86 is not."""
-    given = [a_shape(1.98, 180.0, 540.0), a_shape(1.87, 300.0, 720.0), a_shape(1.86, 400.0, 800.0),
-             a_shape(1.89, 500.0, 500.0)]
-    shapes.judge(given)
-    ways = [one["ways"]["T=0"] for one in given]
-    assert [way["usual"] for way in ways] == [3, 2.4, 2, 1]
-    assert [way["honest"] for way in ways] == [540 / 500, 720 / 500, 2, 1]
+    rows = [dict(bits_per_byte=bits, plain_tokens_per_s=plain, speculative_tokens_per_s=speculative)
+            for bits, plain, speculative in ((1.98, 180.0, 540.0), (1.87, 300.0, 720.0),
+                                             (1.86, 400.0, 800.0), (1.89, 500.0, 500.0))]
+    shapes.judge(rows)
+    assert [row["honest"] for row in rows] == [540 / 500, 720 / 500, 2, 1]
 
 
-def test_the_best_gamma_is_the_fastest_over_all_prompts():
-    """Gamma 2 takes 1/10 + 1/10 of a second a token, gamma 4 takes 1/5 + 1/40."""
-    def row(gamma, speculative):
-        return {"gamma": gamma, "plain_tokens_per_s": 4.0, "speculative_tokens_per_s": speculative}
+def test_the_gamma_shown_is_the_one_that_writes_fastest(monkeypatch):
+    """Not the one with the largest speedup: plain decoding may be slow beside it."""
+    def measured(pair, prompts, settings, now):
+        assert len(prompts) == 2 and max(map(len, prompts)) <= 16
+        return [dict(gamma=gamma, speculative_tokens_per_s=rate, speedup=speedup)
+                for gamma, rate, speedup in ((2, 9.0, 1.5), (4, 10.0, 1.2), (8, 7.0, 1.1))]
 
-    found = shapes.fastest([[row(2, 10.0), row(4, 5.0)], [row(2, 10.0), row(4, 40.0)]])
-    assert found == {"gamma": 2, "plain": 4, "speculative": 10}
+    monkeypatch.setattr(shapes, "measure", measured)
+    found = shapes.fastest(micro_pair(), Settings(), None)
+    assert (found["gamma"], found["speedup"], found["n_layer"]) == (4, 1.2, 2)
+    assert found["bits_per_byte"] == micro_pair().bits_per_byte["target"]
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, tmp_path):
     """Two shapes that train in a second, and decode a few tokens."""
-    quick = replace(MICRO, train_target=Limit(40, 1), train_draft=Limit(5, 1),
-                    ask_target=Limit(5, 1), distill_draft=Limit(5, 1))
+    quick = replace(MICRO, limits=dict(target=Limit(40, 1), draft=Limit(5, 1), labels=Limit(5, 1),
+                                       distilling=Limit(5, 1)))
+    source, measure = tmp_path / "source.py", shapes.measure
+    source.write_text(SOURCE, encoding="utf-8")
     monkeypatch.setitem(shapes.PRESETS, "tiny", quick)
     monkeypatch.setattr(shapes, "SHAPES", [(1, 8), (2, 16)])
-    decoded = shapes.decoded
-    monkeypatch.setattr(shapes, "decoded", lambda pairs, now: decoded(pairs, now, 1, max_new=4))
-
-
-def test_shapes_are_trained_once_and_all_decoded(small, tmp_path, monkeypatch, capsys):
-    source, file = tmp_path / "source.py", tmp_path / "shapes.json"
-    source.write_text(SOURCE, encoding="utf-8")
+    monkeypatch.setattr(shapes, "CHECKPOINTS", tmp_path)
     monkeypatch.setattr(shapes, "standard_library", lambda: [source])
-    arguments = ["--minutes", 0.02, "--keep", tmp_path / "kept", "--json", file]
+    monkeypatch.setattr(shapes, "measure", lambda pair, prompts, settings, now: measure(
+        pair, prompts[:1], replace(settings, max_new=4), now, (1, 2)))
+
+
+def test_shapes_are_trained_once_and_all_decoded(small, monkeypatch, capsys):
+    """In three ways each, in the order in which they are listed."""
+    arguments = ["--minutes", 0.02]
     code, out, err = ended(shapes, arguments, capsys)
     assert (code, err) == (0, "") and out.count("kept in") == 2
-    figures = json.loads(file.read_text(encoding="utf-8"))
-    assert figures["minutes"] == 0.02
-    assert [shape["shape"] for shape in figures["shapes"]] == ["1 x 8", "2 x 16"]
-    for shape in figures["shapes"]:
-        assert shape["steps"] > 0 and set(shape["ways"]) == set(shapes.WAYS)
-        for way in shape["ways"].values():
-            assert way["usual"] == way["speculative"] / way["plain"] and way["honest"] > 0
-    monkeypatch.setattr(shapes, "train_and_keep", forbidden)
-    assert ended(shapes, arguments, capsys)[0] == 0
-
-
-@pytest.mark.parametrize("arguments", [
-    ["--keep", ""], ["--json", ""], ["--json", "no/place/a.json"], ["--minutes", "0"],
-    ["--minutes", "nan"]], ids=" ".join)
-def test_what_cannot_work_is_refused_before_training(arguments, monkeypatch, capsys):
     monkeypatch.setattr(shapes, "train_and_keep", forbidden)
     code, out, err = ended(shapes, arguments, capsys)
+    assert (code, err) == (0, "")
+    assert re.findall("(.*) rule, temperature (.)", out) == [
+        ("token", "1"), ("block", "1"), ("token", "0")]
+    assert re.findall(r"(?m)^ ?(\d+) x (\d+): .* honest \d", out) == [("1", "8"), ("2", "16")] * 3
+
+
+@pytest.mark.parametrize("minutes", ["0", "nan"])
+def test_what_cannot_work_is_refused_before_training(minutes, monkeypatch, capsys):
+    monkeypatch.setattr(shapes, "train_and_keep", forbidden)
+    code, out, err = ended(shapes, ["--minutes", minutes], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -1,14 +1,127 @@
-"""vocabulary.py: from text to tokens and back, whatever the text is."""
+"""vocabulary.py: learned from a text; from text to tokens and back, whatever the text is."""
 
 import re
+from collections import Counter
 
-from hypothesis import given
+import pytest
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+import vocabulary
 from rigs import micro_pair, times
-from vocabulary import END_OF_TEXT, PIECES, make_encoding, speller
+from vocabulary import (END_OF_TEXT, PIECES, bytes_per_token, encode, learn_merges, make_encoding,
+                        speller, train_tokenizer)
 
 BYTES = [bytes([b]) for b in range(256)]
+
+
+# ---------------------------------------------------------------- learned from a text
+
+def counted_pieces(text):
+    return Counter(re.findall(PIECES, text))
+
+
+SCRIPTS = "हिन्दी कहानी กำลัง été x² a‿b"
+CHARACTERS = st.characters(exclude_categories=["Cs"])  # all but halves of a pair, which are no text
+FEW_LETTERS = st.sampled_from(["ab", "abc ", "aé", "éè", "कि", "日本", "🙂🙃", "a\n ", "_a1-",
+                               "e\u0301"])
+TEXTS = st.one_of(st.text(CHARACTERS, max_size=20), FEW_LETTERS.flatmap(lambda few: st.text(few)))
+
+
+@times(10)
+@given(st.lists(TEXTS, min_size=1, max_size=4), st.integers(1, 4), st.integers(257, 320))
+@example([SCRIPTS], 300, 400)
+@example(["e\u0301", "x²", "a‿b"], 3, 300)
+@example(["🙂" * 40 + "a" * 70 + " " * 70 + "\n" + " " * 70 + "_" * 70 + "!" * 70], 2, 320)
+def test_text_is_encoded_into_the_tokens_that_training_counted(parts, repeats, size):
+    """Both engines cut it alike, and merge alike. A piece of 33 characters is 129 bytes at most."""
+    text = "".join(parts) * repeats
+    pieces = re.findall(PIECES, text)
+    tokens, words = learn_merges(Counter(pieces), size)
+    encoding = make_encoding(tokens)
+    encoded = [encoding.decode_single_token_bytes(i) for i in encoding.encode_ordinary(text)]
+    assert encoded == [token for piece in pieces for token in words[piece]]
+    assert b"".join(encoded) == text.encode()
+    if text:
+        assert train_tokenizer([text], size).name == encoding.name
+
+
+def merges_counted_anew(pieces, size):
+    """Byte-pair encoding as it is told: before each merge, count all pairs in all the text."""
+    words = [[bytes([b]) for b in piece.encode()] for piece in pieces.elements()]
+    tokens = [bytes([b]) for b in range(256)]
+    while len(tokens) < size - 1:
+        pairs = Counter(pair for word in words for pair in zip(word, word[1:]))
+        pair = max(pairs, key=lambda pair: (pairs[pair], pair), default=None)
+        if pairs[pair] < 2:
+            break
+        tokens.append(b"".join(pair))
+        for word in words:
+            i = 0
+            while i < len(word) - 1:
+                if (word[i], word[i + 1]) == pair:
+                    word[i:i + 2] = [tokens[-1]]
+                i += 1
+    return tokens
+
+
+@times(3)
+@given(TEXTS, st.integers(1, 3), st.integers(257, 300))
+@example("abababab aaaa baaab", 2, 300)
+def test_each_new_token_is_the_most_frequent_pair(text, repeats, size):
+    pieces = counted_pieces(text * repeats)
+    assert learn_merges(pieces, size)[0] == merges_counted_anew(pieces, size)
+
+
+def test_a_long_line_is_learned_from_a_bounded_number_of_pieces(monkeypatch):
+    """One megabyte without a space, each piece another one: the slowest text to learn from."""
+    letters = torch.randint(4, (1_000_000,), generator=torch.Generator().manual_seed(0))
+    line = "".join("ACGT"[i] for i in letters.tolist())
+    learned = []
+    learn = learn_merges
+    monkeypatch.setattr(vocabulary, "learn_merges",
+                        lambda *given: learned.append(given) or learn(*given))
+    encoding = train_tokenizer([line], 262)
+    ((pieces, _),) = learned
+    assert len(counted_pieces(line)) > 30_000 and len(pieces) <= 5000
+    assert max(map(len, pieces)) <= 33
+    assert encoding.n_vocab == 262 and encoding.decode(encoding.encode_ordinary(line)) == line
+
+
+def test_a_vocabulary_is_learned_from_the_commonest_pieces():
+    rare = "".join(f" {chr(0x4e00 + i)}" for i in range(6000))
+    encoding = train_tokenizer([rare + " word" * 10_000], 270)
+    assert len(encoding.encode_ordinary(" word")) == 1
+    assert encoding.decode(encoding.encode_ordinary(rare)) == rare
+
+
+def test_a_text_with_few_repetitions_gives_a_smaller_vocabulary():
+    assert train_tokenizer(["aaab"], 300).n_vocab == 258  # 256 bytes, "aa", the end of text
+
+
+@pytest.mark.parametrize("documents, size", [([""], 300), ([], 300), (["aaab"], 256)])
+def test_where_nothing_can_be_learned_a_token_is_a_byte(documents, size):
+    assert train_tokenizer(documents, size).n_vocab == 257
+
+
+# ---------------------------------------------------------------- to tokens and back
+
+@pytest.mark.parametrize("typed", (END_OF_TEXT, f"a{END_OF_TEXT}b", END_OF_TEXT * 2, "<|endoftext",
+                                   "<|fim_prefix|>"))
+def test_a_marker_typed_in_a_text_is_plain_text(typed):
+    encoding = micro_pair().encoding
+    ids = encoding.encode_ordinary(typed)
+    assert encoding.eot_token not in ids and encoding.decode(ids) == typed
+    assert encode([typed, typed], encoding).tolist() == [*ids, encoding.eot_token] * 2
+
+
+def test_the_bytes_of_the_tokens_are_those_of_the_text():
+    text = "été 日本 abc" * 9 + "🙂"  # tokens of whole characters, of some, and of parts of one
+    encoding = train_tokenizer([text], 300)
+    sizes, ids = bytes_per_token(encoding), encode([text], encoding)
+    assert len(sizes) == encoding.n_vocab and sizes[encoding.eot_token] == 0
+    assert sizes[ids].sum() == len(text.encode())
 
 
 def test_an_encodings_name_tells_vocabularies_of_one_size_apart():
@@ -27,11 +140,11 @@ def test_the_end_of_text_is_the_last_id():
 SNIPPETS = [END_OF_TEXT, "<|", "endoftext", "|>", "<|fim_prefix|>", "\r\n", "\n    ", "  ", "\t",
             "\0", "__x__", "\u2028", "\x1c", "é", "e\u0301", "²", "٣", "日本語", "русский", "عربى",
             "हिन्दी", "🙂", "👩‍👩‍👧"]
-TEXTS = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=8)), max_size=8).map("".join)
+MIXED = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=8)), max_size=8).map("".join)
 
 
 @times(3)
-@given(TEXTS)
+@given(MIXED)
 def test_any_text_comes_back_from_its_tokens(written):
     encoding = micro_pair().encoding
     ids = encoding.encode_ordinary(written)
@@ -40,7 +153,7 @@ def test_any_text_comes_back_from_its_tokens(written):
 
 
 @times(3)
-@given(TEXTS)
+@given(MIXED)
 def test_tokens_are_spelled_one_by_one_as_all_at_once(written):
     encoding = micro_pair().encoding
     ids, spell = encoding.encode_ordinary(written), speller(encoding)

@@ -11,19 +11,18 @@ import math
 from collections import Counter, defaultdict
 
 import pytest
-import torch
 
 from exact import EXACT, distance, every_outcome
 from rigs import DEVICE, autoregressive_law, greedy, reference_passes, text, without_cache
-from sampling import chooser, verify_token, warp
+from sampling import seeded, verify_token, warp
 from wrong_samplers import (DRAFT, EOS, FIRST, GREEDY, LAW, PASSES, PROPERTY, RIGHT, SETTINGS,
                             STATISTICS, TARGET, VOCAB, WALL, decode, wall_gpt)
 
 PROMPT, WARP = [1, 2, 1], functools.partial(warp, **SETTINGS)
 # gamma and new tokens: rounds of more than one draft; rounds after a full acceptance.
 RIGS = [(2, 3), (1, 4)]
-SAMPLERS = {mistake.name: (mistake.parts, mistake.chooser) for mistake in WALL}
-SAMPLERS |= {name: (parts, chooser) for name, parts in RIGHT.items()}
+SAMPLERS = {mistake.name: (mistake.parts, mistake.seeded) for mistake in WALL}
+SAMPLERS |= {name: (parts, seeded) for name, parts in RIGHT.items()}
 
 
 @functools.cache
@@ -72,7 +71,7 @@ def greedy_equality(name):
     parts, make_choose = SAMPLERS[name]
 
     def equal(prompt, gamma):
-        choose = make_choose(torch.Generator(DEVICE).manual_seed(0))
+        choose = make_choose(DEVICE, 0)
         rounds = decode(choose, list(prompt), 12, gamma, dict(temperature=0), **parts)
         return text(rounds) == greedy_text(prompt)
 
@@ -120,7 +119,7 @@ def statistics(name):
     N, delta, (gamma, new), (parts, make_choose) = 400, 1e-9, RIGS[0], SAMPLERS[name]
     seen = Counter()
     for seed in range(N):
-        choose = make_choose(torch.Generator(DEVICE).manual_seed(seed))
+        choose = make_choose(DEVICE, seed)
         seen[text(decode(choose, list(PROMPT), new, gamma, SETTINGS, **parts))] += 1
     law = target_law(new)
     bound = math.sqrt((len(law) * math.log(2) + math.log(1 / delta)) / (2 * N))

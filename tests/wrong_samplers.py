@@ -13,8 +13,8 @@ import torch
 
 from model import GPT
 from rigs import random_gpt
-from sampling import (Verdict, chooser, p_over_q, residual, row, verify_block, verify_token, warp,
-                      with_bonus_row)
+from sampling import (Verdict, p_over_q, residual, residual_after, seeded, verify_block,
+                      verify_token, warp)
 from specdec import DraftModel, speculative
 
 VOCAB, EOS = 4, 0  # an end of text with id 0, since code may take 0 for "none"
@@ -67,11 +67,6 @@ def normed(weights):
     return weights / weights.sum(-1, keepdim=True)
 
 
-def right_token(p, q, n, choose):
-    """The token after n drafts, by the token rule."""
-    return choose(residual(row(p, n), row(with_bonus_row(q), n)))
-
-
 def no_bonus(p, q, drafted, choose):
     verdict = verify_token(p, q, drafted, choose)
     if verdict.n == len(drafted) > 0:
@@ -96,7 +91,7 @@ def one_uniform_for_all_coins(p, q, drafted, choose):
     edges = torch.cat([accept.new_tensor([0, 1]), accept]).sort().values
     i = choose(edges.diff())  # u lies between edges i and i+1, and the coins ask no more
     n = (accept > edges[i]).cumprod(0).sum()
-    return Verdict(n, right_token(p, q, n, choose))
+    return Verdict(n, choose(residual_after(n, p, q)))
 
 
 def row_too_late(p, q, drafted, choose):
@@ -115,7 +110,7 @@ def block_stops_at_a_failure(p, q, drafted, choose):
 
 def block_corrects_without_keep(p, q, drafted, choose):
     n = verify_block(p, q, drafted, choose).n
-    return Verdict(n, right_token(p, q, n, choose))
+    return Verdict(n, choose(residual_after(n, p, q)))
 
 
 # ---------------------------------------------------------------- wrong drafters
@@ -201,16 +196,18 @@ def writes_to_the_prompt(target, propose, tokens, *args, eos):
 
 # ---------------------------------------------------------------- wrong generators
 
-def reseeded(generator):
-    return lambda probs: chooser(generator.manual_seed(generator.initial_seed()))(probs)
+def reseeded(device, seed):
+    return lambda probs: seeded(device, seed)(probs)
 
 
-def one_uniform(generator):
-    u = torch.rand((), generator=generator, device=generator.device)
+def one_uniform(device, seed):
+    u = torch.rand((), generator=torch.Generator(device).manual_seed(seed), device=device)
     return lambda probs: (probs.cumsum(-1) < u).sum(-1)
 
 
-def uniform_noise(generator):
+def uniform_noise(device, seed):
+    generator = torch.Generator(device).manual_seed(seed)
+
     def choose(probs):
         noise = torch.rand(probs.shape, generator=generator, device=probs.device)
         return (probs.log() + noise).argmax(-1)
@@ -231,12 +228,12 @@ class Mistake:
     wrong: str  # what it gets wrong
     caught_by: str
     missed_by: tuple  # those of GREEDY, FIRST and LAW that do not see it; the other ones do
-    chooser: callable
+    seeded: callable
     parts: dict  # for `decode`
 
 
-def mistake(name, wrong, caught, missed=(), chooser=chooser, **parts):
-    return Mistake(name, wrong, caught, missed, chooser, parts)
+def mistake(name, wrong, caught, missed=(), seeded=seeded, **parts):
+    return Mistake(name, wrong, caught, missed, seeded, parts)
 
 
 WALL = [
@@ -328,11 +325,11 @@ WALL = [
 
     # The generator: what no law can see, since it takes the place of the generator.
     mistake("reseeded", "Each draw starts the generator again.",
-            STATISTICS, (GREEDY, FIRST, LAW), chooser=reseeded),
+            STATISTICS, (GREEDY, FIRST, LAW), seeded=reseeded),
     mistake("one uniform", "One random number for all draws of a text.",
-            STATISTICS, (GREEDY, FIRST, LAW), chooser=one_uniform),
+            STATISTICS, (GREEDY, FIRST, LAW), seeded=one_uniform),
     mistake("uniform noise", "argmax(log p + noise) draws from p if the noise is Gumbel's.",
-            STATISTICS, (GREEDY, FIRST, LAW), chooser=uniform_noise),
+            STATISTICS, (GREEDY, FIRST, LAW), seeded=uniform_noise),
 ]
 
 RIGHT = {
