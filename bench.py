@@ -164,14 +164,14 @@ def measure(pair, prompts, settings, now, gammas=GAMMAS):
         ways = [partial(decode_plain, pair, tokens, each[0])]
         ways += [partial(decode_speculative, pair, tokens, one) for one in each]
         raced.append(program.race(ways, now))
-    texts, seconds = zip(*raced)
-    plain, *runs = zip(*texts)  # of each prompt
+    texts, times = zip(*raced)  # of each prompt: what each way gave, and its seconds
+    plain, *runs = zip(*texts)  # of each way: what it gave for each prompt
     plain_new = sum(map(len, plain))
-    plain_seconds, *seconds = np.sum(seconds, axis=0).tolist()  # (1 + gammas, repeats)
-    costs = np.median(costs, axis=0).tolist()  # (gammas, 2): c and v
+    plain_seconds, *seconds = np.sum(times, axis=0).tolist()  # (1 + gammas, repeats)
+    c_and_v = np.median(costs, axis=0).tolist()  # (gammas, 2)
     return [against_theory(pair, prompts, replace(settings, gamma=gamma), run, *cost)
             | {"plain_new_tokens": plain_new, **program.rates(plain_new, plain_seconds, taken)}
-            for gamma, run, cost, taken in zip(gammas, runs, costs, seconds)]
+            for gamma, run, cost, taken in zip(gammas, runs, c_and_v, seconds)]
 
 
 def against_theory(pair, prompts, settings, runs, c, v):
@@ -225,21 +225,22 @@ def speedup_svg(rows):
     """Speedup against gamma as a picture, made of the pieces in bench_frame.svg: dots with their
     spread are measured, lines predicted. rows: of one or more calls of `measure`."""
     template = Path(__file__).with_name("bench_frame.svg").read_text(encoding="utf-8")
-    frame, level, dot, curve = template.split("\n\n")
+    frame, level, tick, dot, curve = template.split("\n\n")
     top = math.ceil(max(max(row["speedup_max"], row["predicted"] or 0) for row in rows))
     up = -300 / top  # the height of a speedup of 1, which is negative above the axis
     parts = [level.format(number, up * number) for number in range(top + 1)]
+    x = {gamma: 70 * math.log2(gamma) for gamma in GAMMAS}  # 70 wide for each doubling
+    parts += [tick.format(x[gamma], gamma) for gamma in GAMMAS]
     groups = groupby(rows, itemgetter("drafter", "verify", "temperature"))
-    groups = sorted((list(group) for _, group in groups), key=lambda group: -group[-1]["speedup"])
-    for i, group in enumerate(groups):
+    curves = sorted((list(group) for _, group in groups), key=lambda curve: -curve[-1]["speedup"])
+    for i, of_one_way in enumerate(curves):
         dots = line = ""
-        for row in group:
-            x = 70 * math.log2(row["gamma"])
+        for row in of_one_way:
             spread = [up * row[key] for key in ("speedup_min", "speedup", "speedup_max")]
-            dots += dot.format(x, *spread)
+            dots += dot.format(x[row["gamma"]], *spread)
             if row["predicted"] is not None:
-                line += f" {x:.1f},{up * row['predicted']:.1f}"
-        name = html.escape("{drafter}, {verify} rule, T={temperature:g}".format(**group[0]))
+                line += f" {x[row['gamma']]:.1f},{up * row['predicted']:.1f}"
+        name = html.escape("{drafter}, {verify} rule, T={temperature:g}".format(**of_one_way[0]))
         parts.append(curve.format(i % 5, line, dots, 22 * i - 280, name))
     return frame.replace("<!-- curves -->", "\n".join(parts))
 
@@ -275,7 +276,8 @@ def bench(pair, seed, now):
         rows = measure(pair, prompts if drafter == "model" else prompts[:2], settings, now)
         print_rows(rows)
         figures["rows"] += rows
-    four = figures["rows"][GAMMAS.index(4)]  # of the draft model, the token rule, temperature 1
+    # The first of them is of the draft model, the token rule and temperature 1.
+    four = next(row for row in figures["rows"] if row["gamma"] == 4)
     return figures | {name: four[name] for name in ("alpha", "c", "v")}
 
 

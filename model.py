@@ -34,7 +34,7 @@ class KVCache:
         # Keys and values of each layer: (2, 1, nh, context, hs).
         shape = (2, 1, config.n_head, config.context, config.n_embd // config.n_head)
         self.layers = [like.new_empty(shape) for _ in range(config.n_layer)]
-        self.held = 0
+        self.held = 0  # GPT.forward raises it; from outside, `length` can only be lowered
 
     @property
     def length(self):

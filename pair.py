@@ -75,6 +75,8 @@ def load_pair(directory, device="cpu", dtype=None):
         encoding = make_encoding([token.encode("latin-1") for token in whole.pop("tokens")])
         target, draft = (load_model(**whole.pop(name)) for name in ("target", "draft"))
         pair = Pair(target, draft, encoding, **whole)
+    except OSError:
+        raise  # it cannot be read: to train again would not help
     except Exception as error:
         raise ValueError(f"cannot read a whole pair from {path} ({type(error).__name__}): "
                          "train it again") from error

@@ -47,7 +47,7 @@ class Settings:
 
 def decoding_parser(description, drafters=()):
     """A parser with the options of every program that decodes. Where there are drafters to choose
-    from, it has also those of one text."""
+    from, it has also those of one text. (They are given: specdec.py imports this file.)"""
     parser = argparse.ArgumentParser(description=description)
     parser.set_defaults(**vars(Settings()))
     add = parser.add_argument
@@ -80,7 +80,7 @@ def prepared(options):
 
 def trained_pair(options):
     """The pair asked for. Where the default one is not there yet, it is trained and kept."""
-    check_names(options)
+    check_options(options)
     check_seed(options.seed)
     threads, device = pick_threads(options.threads), pick_device(options.device)
     dtype = getattr(torch, options.dtype) if options.dtype else None
@@ -96,7 +96,7 @@ def trained_pair(options):
     return pair
 
 
-def check_names(options):
+def check_options(options):
     """Raises ValueError for an empty name: a shell variable that is not set asks for no default.
     OSError for a file of results that could not be written."""
     for option, value in vars(options).items():
@@ -107,10 +107,11 @@ def check_names(options):
 
 
 def check_writable(path):
-    """Raises OSError where a file could not be written. What is there is left as it is."""
-    file = Path(path).resolve()  # a link may point to a file that is not there yet
-    place = file if file.exists() else file.parent
-    if file.is_dir() or not file.parent.is_dir() or not os.access(place, os.W_OK):
+    """Raises OSError where a file cannot be written, as far as the system says so beforehand
+    (Windows says little). What is there is left as it is."""
+    file, place = Path(path), Path(path).resolve().parent  # a link may point to no file yet
+    changed = file if file.exists() else place
+    if file.is_dir() or not place.is_dir() or not os.access(changed, os.W_OK):
         raise OSError(f"cannot write {path}: name a writable file in a directory that exists")
 
 
@@ -139,8 +140,8 @@ def stopwatch(device):
 
 def race(ways, now, repeats=3):
     """Run each way of decoding `repeats` times, in turn: a machine is faster at some times than at
-    others. ways: functions that start a generator. Returns what each way gave, and for each way a
-    list of its seconds in each repeat."""
+    others. ways: functions that give something to go through. Returns what each way gave, and for
+    each way a list of its seconds in each repeat."""
     given, seconds = [[] for _ in ways], [[] for _ in ways]
     for _ in range(repeats):
         for i, way in enumerate(ways):
@@ -212,7 +213,7 @@ def edges():
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        leave(141, "", sys.stdout)
+        leave(141, "", sys.stdout)  # this fails again, and turns the output to nowhere
     except (ValueError, OSError) as error:
         if sys.flags.dev_mode:
             raise

@@ -97,7 +97,7 @@ class Verdict:
     n: torch.Tensor  # (), how many drafts stand; on the device of p, as all tensors here
     token: torch.Tensor  # (), the token after them
     drawn_from: torch.Tensor = None  # (V,), the distribution of that token
-    columns: dict = field(default_factory=dict)  # {title: (γ,)}, such as "coin" and its "chance"
+    columns: dict = field(default_factory=dict)  # {title: (γ,)}, "coin" and its "chance" as bars
     one_by_one: bool = False  # drafts behind the first rejected one were not tested
 
 
@@ -109,11 +109,11 @@ def verify_token(p, q, drafted, choose):
     p (γ+1, V), row i judges draft i and the last row is the bonus; q (γ, V), what each draft was
     really drawn from; drafted (γ,), the tokens. (Leviathan et al., Algorithm 1.)
     """
-    accept = p_over_q(p, q, drafted).clamp(max=1)  # (γ,)
-    coins = choose(torch.stack([1 - accept, accept], -1))  # (γ,) of 0 and 1
+    chance = p_over_q(p, q, drafted).clamp(max=1)  # (γ,)
+    coins = choose(torch.stack([1 - chance, chance], -1))  # (γ,) of 0 and 1
     n = coins.cumprod(0).sum()  # coins after the first 0 do not count
     drawn_from = residual_after(n, p, q)  # (V,)
-    columns = {"chance": accept, "coin": coins}
+    columns = {"chance": chance, "coin": coins}
     return Verdict(n, choose(drawn_from), drawn_from, columns, one_by_one=True)
 
 
@@ -169,7 +169,7 @@ def verify_block(p, q, drafted, choose):
 
 def block_keep(p, q, drafted):
     """keep_i = P(at least i drafts stand | the first i drafts), of the block rule: (γ+1,)."""
-    keep = [torch.ones_like(p[0, 0])]
+    keep = [p.new_ones(())]
     for ratio in p_over_q(p, q, drafted).clamp(max=1e30):  # finite, since 0 · inf is NaN
         keep.append((keep[-1] * ratio).clamp(max=1))
     return torch.stack(keep)

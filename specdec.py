@@ -39,7 +39,7 @@ def algorithm_1(p, q, tokens, gamma, choose):
     n = 0
     while n < gamma:
         accept = (p_rows[n][drafts[n]] / q_rows[n][drafts[n]]).clamp(max=1)
-        if choose(torch.stack([1 - accept, accept])) == 0:
+        if choose(torch.stack([1 - accept, accept])) == 0:  # a coin: 1 with probability `accept`
             break
         n += 1
 
@@ -85,19 +85,19 @@ def unread(tokens, cache, device):
     return torch.tensor(tokens[cache.length:], device=device)
 
 
-@torch.inference_mode()
+@torch.inference_mode()  # there is nothing to train
 def distributions(model, feed, cache, warp, rows=1):
     """Feed ids (T,) after what the cache holds. Returns the distribution of the token after each of
     the last `rows` of them, (rows, V)."""
     return warp(model(feed[None], cache, rows)[0])
 
 
-def read(ids, total):
-    """The one transfer from device to host a round: all ids of these tensors, as a list of ints.
+def read(parts, total):
+    """The one transfer from device to host a round: all integers of these tensors, as a list.
 
     total: the sum of all distributions. One NaN among them makes it NaN: a ValueError.
     """
-    *values, is_nan = torch.cat([part.view(-1) for part in (*ids, total.isnan())]).tolist()
+    *values, is_nan = torch.cat([part.view(-1) for part in (*parts, total.isnan())]).tolist()
     if is_nan:
         raise ValueError("a model's logits are NaN")
     return values
@@ -107,10 +107,10 @@ def check_room(target, tokens, max_new):
     """Raises ValueError unless a prompt is there and the context holds it and the new tokens."""
     if not tokens:
         raise ValueError("the prompt is empty: start from the end-of-text token")
-    room = target.config.context + 1 - len(tokens)  # one more, since the last token is never fed
-    if max_new > room:
-        raise ValueError(f"the context of {target.config.context} has room for {max(0, room)} new "
-                         f"tokens after {len(tokens)} of the prompt, and not for {max_new}")
+    most = target.config.context + 1  # the last token is never fed
+    if len(tokens) + max_new > most:
+        raise ValueError(f"the context of {target.config.context} has room for {most} tokens in "
+                         f"all, and not for {len(tokens)} of the prompt and {max_new} new ones")
 
 
 # ---------------------------------------------------------------- speculative decoding
@@ -133,15 +133,18 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
         check_vocabulary(target.config, propose.model.config, "draft")
     end = len(tokens) + max_new
     while len(tokens) < end:
+        # What the target has not read, (T,). A copy to a GPU waits for all work that it was given:
+        # this one is made before the drafts.
+        before, unfed = cache.length, unread(tokens, cache, target.device)
+
         # 1. Draft. The round adds one token of the target's own: draft one fewer than are left.
         asked = min(gamma, end - len(tokens) - 1)
         drafted, q = propose(tokens, asked, choose)  # (γ,), (γ, V)
         check_drafts(drafted, q, asked, vocab_size)
 
         # 2. One target pass over what the cache lacks, the last token of the text, and all drafts.
-        before = cache.length
         safe = drafted.clamp(0, vocab_size - 1)  # an id beyond crashes a GPU; check_ids reports it
-        feed = torch.cat([unread(tokens, cache, target.device), safe])
+        feed = torch.cat([unfed, safe])
         p = distributions(target, feed, cache, warp, rows=len(drafted) + 1)  # (γ+1, V)
 
         # 3. Accept a run of drafts, and draw the token after it: correction or bonus.
@@ -210,10 +213,10 @@ class DraftModel:
     def __init__(self, model, warp):
         self.model, self.warp, self.cache = model, warp, model.new_cache()
 
-    @torch.inference_mode()
     def __call__(self, tokens, gamma, choose):
         self.cache.length = min(self.cache.length, len(tokens) - 1)  # forget rejected drafts
         feed = unread(tokens, self.cache, self.model.device)  # (T,)
+        # Each begins with a part without rows, so that no drafts at all can be joined, too.
         drafted, q = [feed[:0]], [torch.empty(0, self.model.config.vocab_size, device=feed.device)]
         room = self.model.config.context + 1 - len(tokens)  # the last draft is never fed
         for _ in range(min(gamma, room)):
@@ -275,7 +278,7 @@ def decode_speculative(pair, tokens, settings, eos=None, propose=None):
 
 
 def main(arguments=None):
-    import program
+    import program  # not above: the loop needs sampling.py and model.py alone
     options = program.decoding_parser("Write a text both ways.", DRAFTERS).parse_args(arguments)
     with program.edges():
         pair, settings, tokens = program.prepared(options)

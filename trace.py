@@ -1,6 +1,6 @@
 """A text told round by round, on the terminal or as a page to lecture from.
 
-`tell` makes plain values of what happened, with the numbers rounded. Both ways show only these.
+`tell` makes plain values of what happened, probabilities rounded. Both ways show only these.
 """
 
 import inspect
@@ -8,6 +8,8 @@ import json
 import secrets
 import textwrap
 from pathlib import Path
+
+import torch
 
 import program
 from sampling import VERIFY
@@ -33,7 +35,8 @@ def tell(tokens, rounds, encoding, settings):
     """All that is shown of a text. tokens: the prompt's. rounds: as `watched` yields them."""
     spell, done = speller(encoding), []
     # The rule is explained by the first paragraph of its docstring, if it has one.
-    says = (inspect.getdoc(VERIFY[settings.verify]) or "").split("\n\n")[0]
+    rule = VERIFY[settings.verify]
+    says = (inspect.isfunction(rule) and inspect.getdoc(rule) or "").split("\n\n")[0]
 
     def told(ids, writers):
         return [{"id": x, "name": name_of(x, encoding), "writer": writer,
@@ -81,16 +84,12 @@ def tell_drafts(one, encoding):
 def tell_next(one, encoding):
     """What the correction or bonus was drawn from, as a table: the likeliest tokens, the drawn one
     and the rejected draft, and all others in one row. Empty where a draft ended the text."""
-    n, writer, columns = one.accepted, one.writers[-1], one.verdict.columns
+    n, writer = one.accepted, one.writers[-1]
     if writer == "draft":
         return {}
     tables = {"p": one.p[n]}  # each (V,)
     if writer == "correction":
-        tables["q"] = one.q[n]
-    if writer == "correction" and "chance" in columns:
-        # The block rule compares q with keep·p, keep being that of the last draft that stands.
-        keep = columns["keep"][n - 1] if n > 0 and "keep" in columns else 1
-        tables["left"] = (keep * one.p[n] - one.q[n]).clamp(min=0)
+        tables |= {"q": one.q[n], **left_of(one)}
     if one.verdict.drawn_from is not None:
         tables["drawn from"] = one.verdict.drawn_from
     ids = {one.new[-1], *one.drafts[n:n + 1]}
@@ -101,6 +100,17 @@ def tell_next(one, encoding):
     cells = {title: rounded([*table[ids], table[others].sum()]) for title, table in tables.items()}
     return {"next": [name_of(i, encoding) for i in ids] + ["all others"], **cells,
             "drawn": [writer if i == one.new[-1] else "" for i in ids] + [""]}
+
+
+def left_of(one):
+    """{"left": what stands of p above q}, if that is what the correction was drawn from. The block
+    rule compares q with keep·p, keep being that of the last draft that stands."""
+    n, keeps, drawn_from = one.accepted, one.verdict.columns.get("keep"), one.verdict.drawn_from
+    keep = 1 if n == 0 or keeps is None else keeps[n - 1]
+    left = (keep * one.p[n] - one.q[n]).clamp(min=0)  # (V,)
+    if drawn_from is None or not torch.allclose(left, left.sum() * drawn_from, atol=1e-6):
+        return {}
+    return {"left": left}
 
 
 # ---------------------------------------------------------------- on the terminal, and as a page
@@ -153,7 +163,9 @@ def main(arguments=None):
             print(f"wrote {program.visible(options.html)}: open it in a browser")
         else:
             print(*as_text(data), sep="\n")
-        program.write_json(options.json, data)
+        done = [one for one, _ in rounds]
+        figures = program.tally(done) if done else {}
+        program.write_json(options.json, {**figures, "rounds": done})
 
 
 if __name__ == "__main__":

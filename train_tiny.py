@@ -1,7 +1,7 @@
 """Train a target and a draft: corpus, vocabulary, target, draft, distillation.
 
     python train_tiny.py                            the default pair, at most 5 minutes on two cores
-    python train_tiny.py --preset base              a larger pair, about 15 minutes
+    python train_tiny.py --preset base              a larger pair, at most 30 minutes
     python train_tiny.py --data shakespeare.txt     the same on a text of your own
 
 The default corpus is on every machine already: the source of Python's standard library.
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from model import GPT, Config
 from pair import CHECKPOINTS, Pair, fast_dtype, pair_path, pick_device, save_pair
-from program import Progress, check_names, check_writable, edges, visible
+from program import Progress, check_options, check_writable, edges, visible
 from sampling import check_seed
 from vocabulary import bytes_per_token, encode, train_tokenizer
 
@@ -48,6 +48,8 @@ class Preset:
         part = minutes / sum(limit.minutes for limit in self.limits.values())
         limits = {stage: Limit(math.ceil(limit.steps * part), limit.minutes * part)
                   for stage, limit in self.limits.items()}
+        # All soft labels are kept in memory: there are never more than the preset says.
+        limits["labels"].steps = min(limits["labels"].steps, self.limits["labels"].steps)
         return replace(self, limits=limits)
 
 
@@ -56,8 +58,8 @@ PRESETS = {
                    dict(target=Limit(800, 2.5), draft=Limit(400, 0.2),
                         labels=Limit(560, 0.5), distilling=Limit(2200, 1.45)), gamma=3),
     "base": Preset(512, dict(n_layer=6, n_head=8, n_embd=640), dict(n_layer=1, n_embd=256),
-                   dict(target=Limit(320, 8.5), draft=Limit(300, 0.4),
-                        labels=Limit(300, 2.6), distilling=Limit(1800, 5.5)), gamma=6, batch=32),
+                   dict(target=Limit(620, 18), draft=Limit(400, 0.6),
+                        labels=Limit(400, 3.5), distilling=Limit(2700, 6)), gamma=6, batch=32),
 }
 
 
@@ -69,11 +71,13 @@ def standard_library():
 
 
 def read_documents(paths):
-    """Each file as one document. ValueError for one that is empty or not UTF-8."""
+    """Each file as one document. ValueError for one that is missing, empty or not UTF-8."""
     documents = []
     for path in paths:
         try:
             documents.append(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not UTF-8 text") from None
         if not documents[-1]:
@@ -197,18 +201,18 @@ def train_pair(preset, documents, device, seed=0):
                for shape in (preset.target, preset.draft))
     target, draft = (GPT(config, seed).to(device) for config in configs)
 
-    def text(generator):
+    def windows(generator):  # a batch of one part; those with labels have two
         return (draw_windows(data, preset.batch, preset.window, generator),)
 
-    def answers(generator):
-        return labels[torch.randint(len(labels), (), generator=generator)]
+    def labelled(generator):
+        return labels[torch.randint(len(labels), (), generator=generator).item()]
 
     # Each stage draws windows of its own: the labels are not only on what the target has just read.
     limits = preset.limits
-    taken = fit("target", target, text, cross_entropy, limits["target"], seed)
-    fit("draft", draft, text, cross_entropy, limits["draft"], seed + 1)
-    labels = soft_labels(target, text, limits["labels"], seed + 2)
-    fit("distilling", draft, answers, total_variation, limits["distilling"], seed + 3)
+    taken = fit("target", target, windows, cross_entropy, limits["target"], seed)
+    fit("draft", draft, windows, cross_entropy, limits["draft"], seed + 1)
+    labels = soft_labels(target, windows, limits["labels"], seed + 2)
+    fit("distilling", draft, labelled, total_variation, limits["distilling"], seed + 3)
     bits = {name: bits_per_byte(model, held_out, bytes_per_token(encoding), preset.window)
             for name, model in (("target", target), ("draft", draft))}
     print("held-out bits per byte: target {target:.3f}, draft {draft:.3f}".format(**bits))
@@ -239,7 +243,7 @@ def train_and_keep(preset, paths, device, directory, seed=0):
 
 
 def check_room_for(preset, path):
-    """Raises OSError unless a file as large as all weights can be written beside the pair's."""
+    """Makes the pair's directory. OSError unless a file as large as all weights fits into it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     check_writable(path)
     models = [GPT(Config(preset.vocab_size, **shape)) for shape in (preset.target, preset.draft)]
@@ -268,7 +272,7 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     with edges():
-        check_names(options)
+        check_options(options)
         preset = PRESETS[options.preset]
         if options.minutes is not None:
             preset = preset.scaled(options.minutes)

@@ -1,17 +1,19 @@
-"""The pictures of the README that show a pair at work: race.svg, round.svg and position.svg.
+"""Race, round and position: the pictures of the README that show a pair at work.
 
-    python -m docs.pictures [--checkpoint DIR]
-
-Colours and fixed words are in docs/templates. The fourth, speedup.svg, is drawn by bench.py --svg.
+    python -m docs.pictures checkpoints/base     (colours and fixed words are in docs/templates)
 """
 
+import argparse
 import html
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from bench import laps
-from program import Settings, decoding_parser, edges, stopwatch, trained_pair, visible
+from pair import load_pair, pick_threads
+from program import Settings, edges, stopwatch, visible
 from specdec import decode_plain, decode_speculative
 from vocabulary import speller
 
@@ -33,10 +35,11 @@ def tail(ids, words):
     return html.escape("…" + visible("".join(words[i] for i in ids))[-50:])
 
 
-def timed(steps, now):
-    """What `steps()` gives, and the second at which each is done: medians of five runs."""
-    runs = [laps(steps(), now) for _ in range(6)][1:]  # the first warms up
-    return runs[0][0], np.median([seconds for _, seconds in runs], axis=0).cumsum().tolist()
+def timed(ways, now):
+    """What each way gives, and the second at which each is done: medians of five runs in turn."""
+    runs = [[laps(way(), now) for way in ways] for _ in range(6)][1:]  # the first warms up
+    return [(way[0][0], np.median([seconds for _, seconds in way], axis=0).cumsum().tolist())
+            for way in zip(*runs)]
 
 
 def race_svg(ways, machine):
@@ -67,8 +70,7 @@ def panel(tokens, slower, period):
 
 
 def example(pair, tokens):
-    """The text before a round, and the round: the first that drafts four tokens, accepts two and
-    rejects the third, and that does not start its text."""
+    """The text before a round, not its first, and the round: of four drafts two are accepted."""
     for seed in range(400):
         text = tokens
         for one in decode_speculative(pair, text, Settings(64, gamma=4, seed=seed)):
@@ -107,9 +109,10 @@ def draw(pair, now):
     """{name: SVG}, the three pictures that are made from the pair."""
     words = [speller(pair.encoding)(i, final=True) or "end of text"
              for i in range(pair.encoding.n_vocab)]
-    tokens, settings = pair.encoding.encode_ordinary(pair.prompts[0]), Settings(80, pair.gamma)
-    ids, at = timed(lambda: decode_plain(pair, tokens, settings), now)
-    rounds, done = timed(lambda: decode_speculative(pair, tokens, settings), now)
+    tokens = pair.encoding.encode_ordinary(pair.prompts[0])
+    settings = Settings(max_new=80, gamma=pair.gamma)
+    ways = [partial(way, pair, tokens, settings) for way in (decode_plain, decode_speculative)]
+    (ids, at), (rounds, done) = timed(ways, now)
     plain = [(words[i], "target", second) for i, second in zip(ids, at)]
     speculative = [(words[i], writer, second) for one, second in zip(rounds, done)
                    for i, writer in zip(one.new, one.writers)]
@@ -119,9 +122,11 @@ def draw(pair, now):
 
 
 def main(arguments=None):
-    options = decoding_parser("Draw the pictures of the README.").parse_args(arguments)
+    parser = argparse.ArgumentParser(description="Draw the pictures of the README.")
+    parser.add_argument("checkpoint", metavar="DIR", help="a pair of train_tiny.py")
     with edges():
-        pair = trained_pair(options)
+        torch.set_num_threads(pick_threads())
+        pair = load_pair(parser.parse_args(arguments).checkpoint)
         for name, svg in draw(pair, stopwatch(pair.target.device)).items():
             (DOCS / f"{name}.svg").write_text(svg, encoding="utf-8")
 

@@ -7,7 +7,7 @@ import pytest
 
 from docs import shapes
 from program import Settings
-from rigs import MICRO, SOURCE, ended, forbidden, micro_pair
+from rigs import MICRO, SOURCE, forbidden, micro_pair
 from train_tiny import Limit
 
 
@@ -17,6 +17,7 @@ def test_a_shape_is_held_against_the_fastest_plain_one_as_good():
             for bits, plain, speculative in ((1.98, 180.0, 540.0), (1.87, 300.0, 720.0),
                                              (1.86, 400.0, 800.0), (1.89, 500.0, 500.0))]
     shapes.judge(rows)
+    assert [row["usual"] for row in rows] == [3, 2.4, 2, 1]
     assert [row["honest"] for row in rows] == [540 / 500, 720 / 500, 2, 1]
 
 
@@ -42,6 +43,7 @@ def small(monkeypatch, tmp_path):
     source.write_text(SOURCE, encoding="utf-8")
     monkeypatch.setitem(shapes.PRESETS, "tiny", quick)
     monkeypatch.setattr(shapes, "SHAPES", [(1, 8), (2, 16)])
+    monkeypatch.setattr(shapes, "MINUTES", 0.02)
     monkeypatch.setattr(shapes, "CHECKPOINTS", tmp_path)
     monkeypatch.setattr(shapes, "standard_library", lambda: [source])
     monkeypatch.setattr(shapes, "measure", lambda pair, prompts, settings, now: measure(
@@ -50,19 +52,11 @@ def small(monkeypatch, tmp_path):
 
 def test_shapes_are_trained_once_and_all_decoded(small, monkeypatch, capsys):
     """In three ways each, in the order in which they are listed."""
-    arguments = ["--minutes", 0.02]
-    code, out, err = ended(shapes, arguments, capsys)
-    assert (code, err) == (0, "") and out.count("kept in") == 2
+    shapes.main()
+    assert capsys.readouterr().out.count("kept in") == 2
     monkeypatch.setattr(shapes, "train_and_keep", forbidden)
-    code, out, err = ended(shapes, arguments, capsys)
-    assert (code, err) == (0, "")
+    shapes.main()
+    out = capsys.readouterr().out
     assert re.findall("(.*) rule, temperature (.)", out) == [
         ("token", "1"), ("block", "1"), ("token", "0")]
     assert re.findall(r"(?m)^ ?(\d+) x (\d+): .* honest \d", out) == [("1", "8"), ("2", "16")] * 3
-
-
-@pytest.mark.parametrize("minutes", ["0", "nan"])
-def test_what_cannot_work_is_refused_before_training(minutes, monkeypatch, capsys):
-    monkeypatch.setattr(shapes, "train_and_keep", forbidden)
-    code, out, err = ended(shapes, ["--minutes", minutes], capsys)
-    assert (code, out, err.count("\n")) == (2, "", 1)

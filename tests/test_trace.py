@@ -1,5 +1,6 @@
 """The trace tells what happened, in plain text and in a page that stands alone, and no more."""
 
+import functools
 import json
 import math
 import re
@@ -291,11 +292,20 @@ def columns_of_its_own(p, q, drafted, choose):
     return replace(verdict, columns=columns)
 
 
+def corrects_from_p(p, q, drafted, choose):
+    """A wrong rule."""
+    verdict = verify_token(p, q, drafted, choose)
+    drawn_from = p[verdict.n]
+    return replace(verdict, token=choose(drawn_from), drawn_from=drawn_from)
+
+
 @pytest.fixture
 def own(monkeypatch):
     """rounds and what is told of them, of a rule by its name."""
     monkeypatch.setitem(VERIFY, "must", only_what_it_must)
     monkeypatch.setitem(VERIFY, "columns", columns_of_its_own)
+    monkeypatch.setitem(VERIFY, "wrong", corrects_from_p)
+    monkeypatch.setitem(VERIFY, "partial", functools.partial(only_what_it_must))
 
     def tell(name):
         rounds = watched(verify=name)
@@ -328,6 +338,19 @@ def test_a_rule_of_ones_own_is_told_with_its_own_columns(own):
         assert "drawn from" in round_told["next"]
     fates = {fate for one in data["rounds"] for fate in one["drafts"]["verdict"]}
     assert fates == {"accepted", "rejected", "not tested"}
+
+
+def test_what_is_left_is_shown_where_it_was_drawn_from_alone(own):
+    for name, shown in (("columns", True), ("wrong", False), ("must", False)):
+        rounds, data = own(name)
+        told_of = [round_told["next"] for one, round_told in zip(rounds, data["rounds"])
+                   if one.writers[-1] == "correction"]
+        assert told_of and all(("left" in cells) == shown for cells in told_of)
+
+
+def test_a_rule_without_words_of_its_own_is_not_explained(own):
+    """functools.partial has a docstring, but not one of the rule."""
+    assert own("partial")[1]["rule"] == ""
 
 
 def test_a_drafter_of_ones_own_is_told_with_its_cache_if_it_is_a_draft_model(monkeypatch):
@@ -518,15 +541,17 @@ def test_the_files_hold_what_the_terminal_shows(kept, tmp_path, capsys):
     assert code == 0 and said.endswith("page.html: open it in a browser\n")
     data = embedded((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert "\n".join(trace.as_text(data)) + "\n" == out
-    assert json.loads((tmp_path / "json").read_text(encoding="utf-8")) == data
-    assert data["rounds"][-1]["score"]["new_tokens"] == 12
+    values = json.loads((tmp_path / "json").read_text(encoding="utf-8"))
+    assert values["new_tokens"] == 12 and values["passes"] == len(values["rounds"])
+    assert [one["new"] for one in values["rounds"]] == [
+        [token["id"] for token in one["new"]] for one in data["rounds"]]
 
 
 def test_nothing_to_write_is_no_error(kept, tmp_path, capsys):
     options = ["def", *kept, "--max-new", "0", "--json", tmp_path / "json"]
     code, _, err = ended(trace, options, capsys)
     assert (code, err) == (0, "")
-    assert json.loads((tmp_path / "json").read_text(encoding="utf-8"))["rounds"] == []
+    assert json.loads((tmp_path / "json").read_text(encoding="utf-8")) == {"rounds": []}
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, capsys):

@@ -428,10 +428,11 @@ def test_a_preset_is_scaled_to_the_minutes_asked_for():
     assert half.limits == dict(target=Limit(200, 1.5), draft=Limit(150, 0.25),
                                labels=Limit(141, 0.25), distilling=Limit(750, 0.5))
     assert (double.limits["target"], double.limits["draft"]) == (Limit(800, 6.0), Limit(600, 1.0))
+    assert double.limits["labels"] == Limit(281, 1.0)  # more of them may not fit the memory
     assert replace(half, limits=limits) == preset
 
 
-@pytest.mark.parametrize("name, minutes", (("tiny", 5), ("base", 18)))
+@pytest.mark.parametrize("name, minutes", (("tiny", 5), ("base", 30)))
 def test_a_preset_ends_in_the_time_that_is_promised(name, minutes):
     limits = PRESETS[name].limits
     assert len(limits) == 4 and 0 < sum(limit.minutes for limit in limits.values()) < minutes
