@@ -43,8 +43,8 @@ class Preset:
 
     def scaled(self, minutes):
         """The same preset with its limits made shorter or longer: `minutes` in all."""
-        if not 0 < minutes < math.inf:
-            raise ValueError(f"minutes must be more than 0, not {minutes}")
+        if not 1e-9 < minutes < 1e9:
+            raise ValueError(f"minutes must be more than 0, and of a usual size, not {minutes}")
         part = minutes / sum(limit.minutes for limit in self.limits.values())
         limits = {stage: Limit(math.ceil(limit.steps * part), limit.minutes * part)
                   for stage, limit in self.limits.items()}
@@ -56,10 +56,10 @@ class Preset:
 PRESETS = {
     "tiny": Preset(512, dict(n_layer=4, n_embd=256), dict(n_layer=1, n_embd=128),
                    dict(target=Limit(800, 2.5), draft=Limit(400, 0.2),
-                        labels=Limit(560, 0.5), distilling=Limit(2200, 1.45)), gamma=3),
+                        labels=Limit(560, 0.5), distilling=Limit(2200, 1.45)), gamma=2),
     "base": Preset(512, dict(n_layer=6, n_head=8, n_embd=640), dict(n_layer=1, n_embd=256),
                    dict(target=Limit(620, 18), draft=Limit(400, 0.6),
-                        labels=Limit(400, 3.5), distilling=Limit(2700, 6)), gamma=6, batch=32),
+                        labels=Limit(400, 3.5), distilling=Limit(2700, 6)), gamma=4, batch=32),
 }
 
 

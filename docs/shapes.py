@@ -49,7 +49,7 @@ def main():
         device = pick_device()
         pairs = [trained(*shape, device) for shape in SHAPES]
         torch.set_num_threads(pick_threads())  # training takes all
-        print(f"on {pairs[0].machine()}")
+        print(f"on {device}, {torch.get_num_threads()} threads")
         for verify, temperature in (("token", 1.0), ("block", 1.0), ("token", 0.0)):
             settings = Settings(128, temperature=temperature, verify=verify)
             rows = [fastest(pair, settings, stopwatch(device)) for pair in pairs]

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 import bench
 import specdec
-from bench import (GAMMAS, SURVIVAL, bottleneck, expected_passes, expected_speedup, expected_tokens,
-                   laps, measure, print_rows, round_costs, speedup_svg, text_ratios, typical)
+from bench import (GAMMAS, SURVIVAL, against_theory, bottleneck, expected_passes, expected_speedup,
+                   expected_tokens, laps, measure, print_rows, round_costs, speedup_svg, text_ratios,
+                   typical)
 from model import GPT, Config
 from pair import Pair, save_pair
 from program import Settings, race, rates, tally
@@ -344,6 +345,19 @@ def test_equation_1_speaks_of_the_token_rule_alone(monkeypatch):
         assert (row["eq1"] is not None) == (rule == "token")
 
 
+def test_what_is_expected_of_two_texts_is_that_of_each():
+    """The draft model's cache of one text is not that of the next."""
+    pair, settings = micro_pair(), Settings(12, gamma=2)
+    prompts = [[72, 105, 32], [101, 102, 103, 104]]
+    runs = [list(specdec.decode_speculative(pair, prompt, settings)) for prompt in prompts]
+    passes = 0
+    for prompt, run in zip(prompts, runs):
+        fresh = specdec.DraftModel(pair.draft, settings.warp())
+        ratios = text_ratios(pair.target, fresh, prompt, list(text(run)), 2, settings.warp())
+        passes += expected_passes(ratios, SURVIVAL["token"])
+    assert against_theory(pair, prompts, settings, runs, 0.1, 1)["expected"] == close(24 / passes)
+
+
 def test_each_prompt_has_a_seed_of_its_own(monkeypatch):
     """Also where the seed is the last that there is."""
     seeds = []
@@ -462,6 +476,12 @@ def test_the_picture_draws_no_line_that_theory_does_not():
     assert len(mine.findall(SVG + "circle")) == len(GAMMAS)
 
 
+def test_the_axis_goes_up_to_all_that_is_drawn():
+    for key in ("speedup_max", "predicted", "speedup"):
+        root = ElementTree.fromstring(speedup_svg([some_row(1, **{key: 6.2})]))
+        assert "7x" in [element.text for element in root.findall(SVG + "text")]
+
+
 def test_names_in_the_picture_do_not_overlap_and_all_is_inside():
     svg = speedup_svg([some_row(gamma, verify=f"rule {i}") for i in range(12) for gamma in GAMMAS])
     root = ElementTree.fromstring(svg)
@@ -536,14 +556,15 @@ def test_every_rule_drafter_and_gamma_is_measured(kept, tmp_path, monkeypatch, t
     monkeypatch.setitem(VERIFY, "never", never)
     monkeypatch.setitem(specdec.DRAFTERS, "mine", mine)
     file = tmp_path / "figures.json"
-    code, out, err = ended(bench, [*kept, "--dtype", "float64", "--threads", 1, "--json", file],
-                           capsys)
+    options = ["--dtype", "float64", "--threads", 1, "--seed", 7, "--json", file]
+    code, out, err = ended(bench, [*kept, *options], capsys)
     figures = json.loads(file.read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
 
     gammas = defaultdict(list)
     for row in figures["rows"]:
         gammas[row["drafter"], row["verify"], row["temperature"]].append(row["gamma"])
+        assert row["seed"] == 7
         assert row["new_tokens"] == row["plain_new_tokens"] == 16 == row["accepted"] + row["passes"]
         assert row["accepted"] <= row["tested"] <= row["drafted"] <= row["gamma"] * row["passes"]
         assert row["speedup_min"] <= row["speedup"] <= row["speedup_max"]

@@ -49,6 +49,12 @@ def test_corpus_gamma_and_notes_survive_saving(tmp_path):
     assert (loaded.gamma, loaded.notes) == (7, noted.notes)
 
 
+def test_a_directory_is_looked_for_where_the_user_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_pair(micro_pair(), "mine")
+    assert (tmp_path / "mine" / "pair.pt").exists() and load_pair("mine").gamma == MICRO.gamma
+
+
 def test_the_corpus_is_the_text_that_was_trained_on():
     """All of it and nothing held out: a drafter built from the corpus may not know more."""
     pair = micro_pair()

@@ -138,6 +138,23 @@ def test_the_clock_of_the_race_times_each_step(drawn):
     assert all(together[-1] != "draft" for together in appear.values())
 
 
+def test_a_token_of_the_race_is_as_wide_as_what_is_shown_of_it():
+    """Of a line break with its indentation that is one sign, of a control character an escape."""
+    writing = [(words, "draft", 1.0 + i) for i, words in enumerate(UGLY) if words]
+    for _, g in tokens(race(writing, writing)):
+        shown = g.find(SVG + "text").text
+        assert float(g.find(SVG + "rect").get("width")) == 11 * len(shown) - 1
+
+
+def test_the_text_before_a_place_ends_with_the_accepted_drafts():
+    words = ["if ", "x", "y", "z"]
+    p = q = torch.full((3, 4), 0.25)
+    one = SimpleNamespace(accepted=2, p=p, q=q, drafts=[1, 1, 3], new=[1, 1, 2])
+    picture = pictures.position_svg([0], one, words)
+    assert [element.text for element in ET.fromstring(picture).iter(SVG + "text")
+            if (element.text or "").startswith("…")] == ["…if xx"]
+
+
 def test_no_two_tokens_of_the_race_overlap():
     """Also where a line is full, where one is broken, and where a token is wider than most."""
     texts = [*UGLY, "\n" + " " * 32] * 8

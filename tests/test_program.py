@@ -169,6 +169,21 @@ def test_ctrl_c_is_afterwards_what_it_was(work, capsys):
     assert signal.getsignal(signal.SIGINT) is mine
 
 
+class Unread(io.StringIO):
+    """An output that takes what is written, and finds only when flushed that nobody reads."""
+
+    def flush(self):
+        raise BrokenPipeError
+
+    def fileno(self):
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def test_a_reader_that_has_gone_is_noticed_at_the_end(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Unread())
+    assert end_of(lambda: print("a short text")) == 141
+
+
 def test_a_prompt_of_python_can_be_interrupted_again(monkeypatch, capsys):
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     signal.signal(signal.SIGINT, mine)

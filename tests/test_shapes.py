@@ -60,3 +60,13 @@ def test_shapes_are_trained_once_and_all_decoded(small, monkeypatch, capsys):
     assert re.findall("(.*) rule, temperature (.)", out) == [
         ("token", "1"), ("block", "1"), ("token", "0")]
     assert re.findall(r"(?m)^ ?(\d+) x (\d+): .* honest \d", out) == [("1", "8"), ("2", "16")] * 3
+
+
+def test_only_time_ends_the_training_of_a_target(small, monkeypatch):
+    presets = []
+    monkeypatch.setattr(shapes, "train_and_keep", lambda preset, *_: presets.append(preset))
+    monkeypatch.setattr(shapes, "load_pair", lambda *_: None)
+    shapes.trained(1, 8, "cpu")
+    (preset,) = presets
+    assert preset.target == dict(n_layer=1, n_embd=8)
+    assert preset.limits["target"].steps > 10 ** 6 > 100 > preset.limits["draft"].steps

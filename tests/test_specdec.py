@@ -375,6 +375,19 @@ def test_a_drafter_that_breaks_its_contract_is_refused(what, verify):
     assert all(word in str(error.value) for word in said), error.value
 
 
+def test_after_each_round_the_cache_lacks_the_last_token_alone():
+    """Also where an end of text among the accepted drafts cuts the round short."""
+    cut = 0
+    for seed in range(20):
+        target, draft = identity_rig(vocab_size=9, n_layer=2)
+        length, propose = 1, DraftModel(draft, warp)
+        for one in speculative(target, propose, [1], 12, 4, warp, seeded(seed), eos=8):
+            length += len(one.new)
+            cut += len(one.new) < len(one.drafts)
+            assert one.cache_kept == length - 1
+    assert cut > 3
+
+
 @pytest.mark.parametrize("size, tokenizer, said", [
     (48, "one", "64 tokens in the target, 48 in the draft"),
     (64, "other", "64 tokens in the target, 64 in the draft, and not the same ones")])
@@ -1039,6 +1052,15 @@ def test_the_rounds_in_the_file_are_those_of_the_text(kept, tmp_path, capsys):
         for one in decode_speculative(pair, tokens, settings, pair.encoding.eot_token)]
 
 
+def test_a_round_in_the_file_has_the_drafts_that_joined_the_text(tmp_path):
+    """The rule let three stand, and the second ended the text."""
+    one = replace(a_round([7, 8, 9], 2, [7, 8]), verdict=Verdict(torch.tensor(3), torch.tensor(1)))
+    program.write_json(tmp_path / "file", {"rounds": [one]})
+    (found,) = strict(tmp_path / "file")["rounds"]
+    assert (found["accepted"], found["new"], found["drafts"]) == (2, [7, 8], [7, 8, 9])
+    assert found["writers"] == ["draft", "draft"]
+
+
 def test_who_wrote_the_text_is_counted_below_it(kept, tmp_path, capsys):
     path = tmp_path / "figures.json"
     _, out, _ = ended(specdec, ["def", *kept, "--max-new", "30", "--json", path], capsys)
@@ -1103,6 +1125,7 @@ def test_an_interrupted_decoding_ends_without_a_traceback(kept, monkeypatch, cap
 # ---------------------------------------------------------------- a fresh clone, and no network
 
 def test_a_fresh_clone_trains_a_pair_once_and_keeps_it(tmp_path, micro_preset, monkeypatch, capsys):
+    (tmp_path / "checkpoints" / "tiny").mkdir(parents=True)  # a first training was interrupted
     monkeypatch.setattr(program, "CHECKPOINTS", tmp_path / "checkpoints")
     monkeypatch.setattr(train_tiny, "standard_library", lambda: [Path(textwrap.__file__)])
     arguments = ["def", "--max-new", "4", "--device", DEVICE.type, "--dtype", "float32"]

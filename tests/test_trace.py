@@ -439,6 +439,13 @@ def test_the_page_holds_the_values_that_the_terminal_shows(name):
     assert "⏎" in Page(trace.page(data)).contents("script")[-1][1]
 
 
+def test_no_text_begins_anything_in_the_page():
+    """Behind <!--<script> a browser takes the next end of a script for the end of that one."""
+    page = trace.page({"prompt": "<!--<script> & </script>"})
+    assert embedded(page) == {"prompt": "<!--<script> & </script>"}
+    assert "<" not in page.split('type="application/json"')[1].split("</script>")[0]
+
+
 def test_tokens_add_no_elements_to_the_page():
     with_tokens, without = (
         re.sub("[0-9a-f]{32}", "", str(Page(trace.page(told(rounds, tokens=prompt))).elements))
@@ -537,8 +544,10 @@ def test_the_files_hold_what_the_terminal_shows(kept, tmp_path, capsys):
     options = ["def f", *kept, "--max-new", "12", "--seed", "3"]
     code, out, _ = ended(trace, [*options, "--json", tmp_path / "json"], capsys)
     assert code == 0
-    code, said, _ = ended(trace, [*options, "--html", tmp_path / "page.html"], capsys)
+    both_files = ["--html", tmp_path / "page.html", "--json", tmp_path / "again"]
+    code, said, _ = ended(trace, [*options, *both_files], capsys)
     assert code == 0 and said.endswith("page.html: open it in a browser\n")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "json").read_bytes()
     data = embedded((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert "\n".join(trace.as_text(data)) + "\n" == out
     values = json.loads((tmp_path / "json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import specdec
@@ -32,6 +32,7 @@ def generator(seed=0):
 # ---------------------------------------------------------------- corpus
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=5))
+@example(["a" * 40, "bc", "de"])  # two documents behind the one that is cut
 def test_the_held_out_text_is_the_last_tenth(documents):
     train, held_out = split_documents(documents)
     everything = "".join(documents)
@@ -564,6 +565,14 @@ def test_no_room_for_a_pair_is_seen_before_training(tmp_path, micro_preset, sixt
     pair_path(tmp_path).write_bytes(b"an earlier pair")
     assert refuses_before_training(tmp_path, monkeypatch, capsys)
     assert [path.read_bytes() for path in tmp_path.glob("*")] == [b"an earlier pair"]
+
+
+def test_the_room_looked_for_is_that_of_all_weights(tmp_path, monkeypatch):
+    """Four bytes for each: two embeddings, and 12 C² in a layer, of the target and of the draft."""
+    sizes = []
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: sizes.append(len(data)))
+    train_tiny.check_room_for(MICRO, pair_path(tmp_path))
+    assert sizes == [4 * (2 * 300 * 16 + 2 * 12 * 16 ** 2 + 2 * 300 * 8 + 12 * 8 ** 2)]
 
 
 def test_a_save_without_room_leaves_the_earlier_pair_whole(tmp_path, sixteen_kilobytes):

@@ -166,3 +166,9 @@ def test_a_character_is_spelled_when_it_is_whole():
     assert [spell(b) for b in "é🙂".encode()] == ["", "é", "", "", "", "🙂"]
     spell("é".encode()[0])
     assert spell(encoding.eot_token, final=True) == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_half_a_character_of_one_text_is_not_in_the_next():
+    encoding = make_encoding(BYTES)
+    first, second = speller(encoding), speller(encoding)
+    assert first(0xc3) == "" and second(ord("a")) == "a" and first(0xa9) == "é"
