@@ -4,6 +4,7 @@ The false clock stands still but for what the models are made to take. So every 
 advance, and equal means equal up to rounding: nothing here is timed.
 """
 
+import copy
 import itertools
 import json
 import xml.etree.ElementTree as ElementTree
@@ -19,9 +20,9 @@ from hypothesis import strategies as st
 
 import bench
 import specdec
-from bench import (GAMMAS, SURVIVAL, against_theory, bottleneck, expected_passes, expected_speedup,
-                   expected_tokens, laps, measure, print_rows, round_costs, speedup_svg, text_ratios,
-                   typical)
+from bench import (GAMMAS, SURVIVAL, about, against_theory, bottleneck, expected_passes,
+                   expected_speedup, expected_tokens, laps, measure, print_rows, round_costs,
+                   speedup_svg, text_ratios, typical)
 from model import GPT, Config
 from pair import Pair, save_pair
 from program import Settings, race, rates, tally
@@ -398,6 +399,13 @@ def test_the_weights_read_are_counted_in_bytes(dtype, size, capsys):
     moved = size * (2 * (7 + 5) * 64 * 64 + 500 * 64) / 1e6
     out = capsys.readouterr().out
     assert f"reads {moved:.1f} MB" in out and f"{1000 * moved / (4 * 2 ** 27 / 1e6):.2f} ms" in out
+
+
+def test_both_number_formats_are_told(capsys):
+    pair = copy.deepcopy(micro_pair())
+    pair.target.double()
+    figures = about(pair)
+    assert [figures[name]["dtype"] for name in ("target", "draft")] == ["float64", "float32"]
 
 
 # ---------------------------------------------------------------- the table

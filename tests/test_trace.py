@@ -178,6 +178,8 @@ def test_a_correction_of_the_block_rule_is_told_with_what_q_leaves_of_keep_p():
         (r"\x01", "0.300", "0.120", "0.0600", "0.231", ""),
         (r"\x02", "0.200", "0.780", "0", "0", ""), ("all others", "0", "0", "0", "0", "")]
     assert one["drafts"]["keep"][0] == "0.600"
+    (one,) = told([decided(VERIFY["block"], [1, 2], [1, 0, 0], 0, p, q)], "block")["rounds"]
+    assert one["next"]["left"] == ["0.300", "0", "0", "0"]  # before the first draft keep is 1
 
 
 @both
@@ -341,7 +343,8 @@ def test_a_rule_of_ones_own_is_told_with_its_own_columns(own):
 
 
 def test_what_is_left_is_shown_where_it_was_drawn_from_alone(own):
-    for name, shown in (("columns", True), ("wrong", False), ("must", False)):
+    for name, shown in (("token", True), ("block", True), ("columns", True), ("wrong", False),
+                        ("must", False)):
         rounds, data = own(name)
         told_of = [round_told["next"] for one, round_told in zip(rounds, data["rounds"])
                    if one.writers[-1] == "correction"]
