@@ -138,12 +138,35 @@ def test_the_clock_of_the_race_times_each_step(drawn):
     assert all(together[-1] != "draft" for together in appear.values())
 
 
+def test_the_race_shows_medians_of_its_runs():
+    """The third of six runs is interrupted for 99 seconds."""
+    seconds = [1.0] * 18  # each run looks at the clock before its two steps and after each
+    seconds[7] = 100.0
+    ((_, at),) = pictures.timed([lambda: [5, 6]], itertools.accumulate(seconds).__next__)
+    assert at == [1, 2]
+
+
+def test_half_a_character_is_not_called_the_end_of_text(monkeypatch):
+    seen = []
+    monkeypatch.setattr(pictures, "example", lambda *_: ([0], None))
+    monkeypatch.setattr(pictures, "round_svg", lambda text, one, words: seen.append(words))
+    monkeypatch.setattr(pictures, "position_svg", lambda *_: "")
+    pictures.draw(micro_pair(), itertools.count().__next__)
+    (words,) = seen
+    assert len(words) == micro_pair().encoding.n_vocab
+    assert words[0xC3] == "\N{REPLACEMENT CHARACTER}" and words[-1] == "end of text"
+
+
 def test_a_token_of_the_race_is_as_wide_as_what_is_shown_of_it():
     """Of a line break with its indentation that is one sign, of a control character an escape."""
     writing = [(words, "draft", 1.0 + i) for i, words in enumerate(UGLY) if words]
     for _, g in tokens(race(writing, writing)):
         shown = g.find(SVG + "text").text
         assert float(g.find(SVG + "rect").get("width")) == 11 * len(shown) - 1
+
+
+def test_the_end_of_a_text_is_cut_before_signs_become_entities():
+    assert pictures.tail([0] * 60, ["<"]) == "…" + "&lt;" * 50
 
 
 def test_the_text_before_a_place_ends_with_the_accepted_drafts():

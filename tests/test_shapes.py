@@ -36,7 +36,7 @@ def test_the_gamma_shown_is_the_one_that_writes_fastest(monkeypatch):
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """Two shapes that train in a second, and decode a few tokens."""
+    """Two shapes that train in a second, and decode a few tokens: the ways that are asked for."""
     quick = replace(MICRO, limits=dict(target=Limit(40, 1), draft=Limit(5, 1), labels=Limit(5, 1),
                                        distilling=Limit(5, 1)))
     source, measure = tmp_path / "source.py", shapes.measure
@@ -46,8 +46,14 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(shapes, "MINUTES", 0.02)
     monkeypatch.setattr(shapes, "CHECKPOINTS", tmp_path)
     monkeypatch.setattr(shapes, "standard_library", lambda: [source])
-    monkeypatch.setattr(shapes, "measure", lambda pair, prompts, settings, now: measure(
-        pair, prompts[:1], replace(settings, max_new=4), now, (1, 2)))
+    asked = []
+
+    def measured(pair, prompts, settings, now):
+        asked.append((settings.verify, settings.temperature))
+        return measure(pair, prompts[:1], replace(settings, max_new=4), now, (1, 2))
+
+    monkeypatch.setattr(shapes, "measure", measured)
+    return asked
 
 
 def test_shapes_are_trained_once_and_all_decoded(small, monkeypatch, capsys):
@@ -57,6 +63,7 @@ def test_shapes_are_trained_once_and_all_decoded(small, monkeypatch, capsys):
     monkeypatch.setattr(shapes, "train_and_keep", forbidden)
     shapes.main()
     out = capsys.readouterr().out
+    assert small[-6:] == [("token", 1)] * 2 + [("block", 1)] * 2 + [("token", 0)] * 2
     assert re.findall("(.*) rule, temperature (.)", out) == [
         ("token", "1"), ("block", "1"), ("token", "0")]
     assert re.findall(r"(?m)^ ?(\d+) x (\d+): .* honest \d", out) == [("1", "8"), ("2", "16")] * 3
