@@ -522,14 +522,7 @@ def kept(tmp_path):
     return ["--checkpoint", tmp_path / "kept", "--device", DEVICE.type]
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def test_each_option_reaches_what_it_names(kept, tmp_path, monkeypatch, threads, capsys):
+def test_each_option_reaches_what_it_names(kept, tmp_path, monkeypatch, capsys):
     seen = {}
 
     def instead(pair, seed, now):
@@ -559,7 +552,7 @@ def test_what_cannot_work_is_refused_before_the_work(option, value, kept, monkey
     assert is_one_clear_line(ended(bench, [*kept, f"--{option}", value], capsys), word)
 
 
-def test_every_rule_drafter_and_gamma_is_measured(kept, tmp_path, monkeypatch, threads, capsys):
+def test_every_rule_drafter_and_gamma_is_measured(kept, tmp_path, monkeypatch, capsys):
     """Those of one's own too. Its figures are consistent, and those of the pair."""
     monkeypatch.setitem(VERIFY, "never", never)
     monkeypatch.setitem(specdec.DRAFTERS, "mine", mine)
