@@ -23,8 +23,8 @@ from sampling import VERIFY, Verdict, seeded, verify_token
 def algorithm_1(p, q, tokens, gamma, choose):
     """One round as it is printed in Leviathan et al. 2023, Algorithm 1. Returns the new tokens.
 
-    p(tokens) and q(tokens) are the target's and the draft's distribution (V,) of the next token.
-    choose(probs) draws from a distribution.
+    p(tokens) and q(tokens) are the target's and the draft's distribution of the next token, (V,)
+    for a vocabulary of V tokens. choose(probs) draws from a distribution.
     """
     # The draft model writes gamma tokens, one after another.
     drafts, q_rows = [], []
