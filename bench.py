@@ -73,6 +73,7 @@ def text_ratios(target, propose, prompt, text, gamma, warp):
     """q_over_p of a text. The drafter itself is asked at each place, by a choose that makes it
     draft what the text goes on with."""
     ids, start = torch.tensor(prompt + text, device=target.device), len(prompt)
+    # In this one wide pass a p(y) may be rounded to 0, and 0 / 0 would be NaN: then q / p is 0.
     p = warp(target(ids[None, :-1])[0, start - 1:]).clamp(min=1e-30)  # (N, V)
     ratios = []
     for t in range(len(text)):
@@ -150,28 +151,35 @@ def round_costs(pair, tokens, settings, now):
 # ---------------------------------------------------------------- measured beside predicted
 
 def measure(pair, prompts, settings, now, gammas=GAMMAS):
-    """The figures of one drafter, rule and temperature: a dict for each gamma.
+    """The figures of one drafter, rule and temperature: a dict for each gamma."""
+    # Each prompt has a seed of its own; ^ stays within the range of seeds.
+    measured = [measure_text(pair, tokens, replace(settings, seed=settings.seed ^ i), now, gammas)
+                for i, tokens in enumerate(prompts)]
+    costs, given, times = zip(*measured)  # of each prompt
+    c_and_v = np.median(costs, axis=0).tolist()  # (gammas, 2)
+    plain_seconds, *seconds = np.sum(times, axis=0).tolist()  # (1 + gammas, repeats)
+    plain_new = sum(len(ids) for ids, *_ in given)
+    rows = []
+    for i, gamma in enumerate(gammas):
+        runs = [rounds[i] for _, *rounds in given]  # of each prompt
+        row = against_theory(pair, prompts, replace(settings, gamma=gamma), runs, *c_and_v[i])
+        rows.append(row | {"plain_new_tokens": plain_new,
+                           **program.rates(plain_new, plain_seconds, seconds[i])})
+    return rows
+
+
+def measure_text(pair, tokens, settings, now, gammas):
+    """Of one prompt: (c, v) of each gamma; what each way gives, plain first; and its seconds.
 
     c and v come from runs of their own, which also warm up. Then plain decoding and all gammas run
     in turn with the clock outside, past an end of text, so that all do the same work.
     """
-    costs, raced = [], []  # of each prompt
-    for i, tokens in enumerate(prompts):
-        # Each prompt has a seed of its own; ^ stays within the range of seeds.
-        each = [replace(settings, gamma=gamma, seed=settings.seed ^ i) for gamma in gammas]
-        step = typical(laps(decode_plain(pair, tokens, each[0]), now)[1])
-        costs.append(np.divide([round_costs(pair, tokens, one, now) for one in each], step))
-        ways = [partial(decode_plain, pair, tokens, each[0])]
-        ways += [partial(decode_speculative, pair, tokens, one) for one in each]
-        raced.append(program.race(ways, now))
-    texts, times = zip(*raced)  # of each prompt: what each way gave, and its seconds
-    plain, *runs = zip(*texts)  # of each way: what it gave for each prompt
-    plain_new = sum(map(len, plain))
-    plain_seconds, *seconds = np.sum(times, axis=0).tolist()  # (1 + gammas, repeats)
-    c_and_v = np.median(costs, axis=0).tolist()  # (gammas, 2)
-    return [against_theory(pair, prompts, replace(settings, gamma=gamma), run, *cost)
-            | {"plain_new_tokens": plain_new, **program.rates(plain_new, plain_seconds, taken)}
-            for gamma, run, cost, taken in zip(gammas, runs, c_and_v, seconds)]
+    with_gamma = [replace(settings, gamma=gamma) for gamma in gammas]
+    step = typical(laps(decode_plain(pair, tokens, settings), now)[1])
+    costs = [np.divide(round_costs(pair, tokens, each, now), step) for each in with_gamma]
+    ways = [partial(decode_plain, pair, tokens, settings)]
+    ways += [partial(decode_speculative, pair, tokens, each) for each in with_gamma]
+    return costs, *program.race(ways, now)
 
 
 def against_theory(pair, prompts, settings, runs, c, v):
@@ -229,8 +237,8 @@ def speedup_svg(rows):
     top = math.ceil(max(max(row["speedup_max"], row["predicted"] or 0) for row in rows))
     up = -300 / top  # the height of a speedup of 1, which is negative above the axis
     parts = [level.format(number, up * number) for number in range(top + 1)]
-    x = {gamma: 70 * math.log2(gamma) for gamma in GAMMAS}  # 70 wide for each doubling
-    parts += [tick.format(x[gamma], gamma) for gamma in GAMMAS]
+    x = {row["gamma"]: 70 * math.log2(row["gamma"]) for row in rows}  # 70 wide for each doubling
+    parts += [tick.format(x[gamma], gamma) for gamma in x]
     groups = groupby(rows, itemgetter("drafter", "verify", "temperature"))
     curves = sorted((list(group) for _, group in groups), key=lambda curve: -curve[-1]["speedup"])
     for i, of_one_way in enumerate(curves):

@@ -48,6 +48,7 @@ def save_pair(pair, directory):
     path = pair_path(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     tokens = [pair.encoding.decode_single_token_bytes(i) for i in range(pair.encoding.eot_token)]
+    # latin-1: a character for each byte, for a plain file holds no bytes.
     whole = {**vars(pair), "tokens": [token.decode("latin-1") for token in tokens]}
     del whole["encoding"]
     for name, model in (("target", pair.target), ("draft", pair.draft)):

@@ -161,7 +161,8 @@ def rates(new_tokens, plain_seconds, seconds):
 
 
 def tally(rounds):
-    """Sums over rounds. Committed tokens count, and a clipped round counts as it was."""
+    """Sums over rounds. Only tokens that joined the text count; the last round may be shorter.
+    "alpha" is accepted/tested: an estimate of alpha with the token rule alone."""
     new_tokens, accepted = sum(len(r.new) for r in rounds), sum(r.accepted for r in rounds)
     tested = sum(r.tested for r in rounds)
     return {"new_tokens": new_tokens, "passes": len(rounds),

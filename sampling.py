@@ -1,6 +1,6 @@
 """Probability, and nothing else: no model and no cache.
 
-Notation, the same in every file of this project:
+Notation of all that has to do with drafts (model.py explains letters of its own):
 
     p        the target model's distribution of the next token
     q        the draft model's distribution of the next token
@@ -118,7 +118,8 @@ def verify_token(p, q, drafted, choose):
 
 
 def p_over_q(p, q, drafted):
-    """p(x) / q(x) of each drafted token: (γ,). It may overflow to infinity where q(x) is tiny."""
+    """p(x) / q(x) of each drafted token: (γ,). Infinity where q(x) is tiny, or 0 (bench.py
+    asks about tokens that q never drafts)."""
     x = drafted[:, None]
     return (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0]
 

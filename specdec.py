@@ -1,4 +1,4 @@
-"""Speculative decoding: the algorithm as it is printed, then the same made fast.
+"""Speculative decoding: the algorithm in its plainest form, then the same made fast.
 
     python specdec.py                decode a text both ways and compare (trains a pair first, once)
     python trace.py                  the same, one round at a time
@@ -21,10 +21,11 @@ from sampling import VERIFY, Verdict, seeded, verify_token
 # ---------------------------------------------------------------- the idea
 
 def algorithm_1(p, q, tokens, gamma, choose):
-    """One round as it is printed in Leviathan et al. 2023, Algorithm 1. Returns the new tokens.
+    """One round of Leviathan et al. 2023, Algorithm 1. Returns the new tokens.
 
     p(tokens) and q(tokens) are the target's and the draft's distribution of the next token, (V,)
-    for a vocabulary of V tokens. choose(probs) draws from a distribution.
+    for a vocabulary of V tokens. choose(probs) draws from a distribution; it tosses the coin, too,
+    that the paper takes from a uniform number.
     """
     # The draft model writes gamma tokens, one after another.
     drafts, q_rows = [], []
@@ -133,8 +134,8 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
         check_vocabulary(target.config, propose.model.config, "draft")
     end = len(tokens) + max_new
     while len(tokens) < end:
-        # What the target has not read, (T,). A copy to a GPU waits for all work that it was given:
-        # this one is made before the drafts.
+        # What the target has not read, (T,): the last token, and at first all of the prompt. A copy
+        # to a GPU waits until the GPU is idle, so it is made before the drafts.
         before, unfed = cache.length, unread(tokens, cache, target.device)
 
         # 1. Draft. The round adds one token of the target's own: draft one fewer than are left.
@@ -142,7 +143,7 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
         drafted, q = propose(tokens, asked, choose)  # (γ,), (γ, V)
         check_drafts(drafted, q, asked, vocab_size)
 
-        # 2. One target pass over what the cache lacks, the last token of the text, and all drafts.
+        # 2. One target pass over what it has not read and all drafts.
         safe = drafted.clamp(0, vocab_size - 1)  # an id beyond crashes a GPU; check_ids reports it
         feed = torch.cat([unfed, safe])
         p = distributions(target, feed, cache, warp, rows=len(drafted) + 1)  # (γ+1, V)

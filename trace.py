@@ -87,17 +87,17 @@ def tell_next(one, encoding):
     n, writer = one.accepted, one.writers[-1]
     if writer == "draft":
         return {}
-    tables = {"p": one.p[n]}  # each (V,)
+    columns = {"p": one.p[n]}  # each (V,)
     if writer == "correction":
-        tables |= {"q": one.q[n], **left_of(one)}
+        columns |= {"q": one.q[n], **left_of(one)}
     if one.verdict.drawn_from is not None:
-        tables["drawn from"] = one.verdict.drawn_from
-    ids = {one.new[-1], *one.drafts[n:n + 1]}
-    for table in tables.values():
-        ids |= {i for i in table.topk(min(3, len(table))).indices.tolist() if table[i] > 0}
-    ids = sorted(ids, key=lambda i: -one.p[n, i].item())
-    others = [i for i in range(len(one.p[n])) if i not in ids]
-    cells = {title: rounded([*table[ids], table[others].sum()]) for title, table in tables.items()}
+        columns["drawn from"] = one.verdict.drawn_from
+    shown = {one.new[-1], *one.drafts[n:n + 1]}
+    for probs in columns.values():
+        shown |= {i for i in probs.topk(min(3, len(probs))).indices.tolist() if probs[i] > 0}
+    ids = sorted(shown, key=lambda i: -one.p[n, i].item())
+    others = [i for i in range(len(one.p[n])) if i not in shown]
+    cells = {title: rounded([*probs[ids], probs[others].sum()]) for title, probs in columns.items()}
     return {"next": [name_of(i, encoding) for i in ids] + ["all others"], **cells,
             "drawn": [writer if i == one.new[-1] else "" for i in ids] + [""]}
 
@@ -137,10 +137,12 @@ def as_text(data):
 def table(cells):
     """Lines: the titles, and under them the rows, if any, in the colours of their last cells."""
     rows = list(zip(*([title, *column] for title, column in cells.items())))
+    if len(rows) < 2:
+        return []
     widths = [max(map(len, column)) for column in zip(*rows)]
     colours = {"accepted": "draft", "rejected": "correction"}
     return [program.coloured("  " + "  ".join(map(str.ljust, row, widths)).rstrip(),
-                             colours.get(row[-1], row[-1])) for row in rows if len(rows) > 1]
+                             colours.get(row[-1], row[-1])) for row in rows]
 
 
 def page(data):

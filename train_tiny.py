@@ -99,6 +99,7 @@ def split_documents(documents):
 def excerpts(text, count=8, length=200):
     """`count` pieces of a text to continue, evenly spread, from a line break where there is one."""
     starts = [len(text) * i // count for i in range(count)]
+    # find gives -1, so that 0 is left, where there is none.
     starts = [text.find("\n", start, start + length) + 1 or start for start in starts]
     return [text[start:start + length] for start in starts if start < len(text)] or [text]
 
@@ -232,7 +233,7 @@ def train_and_keep(preset, paths, device, directory, seed=0):
     """Train a pair and save it. What can be known to fail is refused before the training."""
     check_seed(seed)
     documents, path = read_documents(paths), pair_path(directory)
-    check_room_for(preset, path)
+    check_room_for(preset, documents, path)
     pair = train_pair(preset, documents, device, seed)
     try:
         save_pair(pair, directory)
@@ -242,12 +243,14 @@ def train_and_keep(preset, paths, device, directory, seed=0):
     print(f"kept in {visible(str(path))}")
 
 
-def check_room_for(preset, path):
-    """Makes the pair's directory. OSError unless a file as large as all weights fits into it."""
+def check_room_for(preset, documents, path):
+    """Makes the pair's directory. OSError unless a file as large as the pair can be fits into it:
+    all weights, and the corpus, at most a token of 8 bytes for each byte of text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     check_writable(path)
     models = [GPT(Config(preset.vocab_size, **shape)) for shape in (preset.target, preset.draft)]
     size = 4 * sum(w.numel() for model in models for w in model.parameters())  # bytes
+    size += 8 * sum(len(text.encode()) for text in documents)
     trial = path.with_suffix(".part")
     try:
         trial.write_bytes(bytes(size))

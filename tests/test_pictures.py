@@ -209,6 +209,21 @@ def test_the_round_shown_does_not_start_its_text(monkeypatch):
     assert pictures.example(None, [7, 7]) == ([7, 7, 1, 2, 5], rounds[1])
 
 
+def test_every_text_that_is_tried_starts_from_the_prompt(monkeypatch):
+    """And the prompt, which the caller goes on to use, is as it was."""
+    unfit = SimpleNamespace(cache_before=8, drafts=[1], tested=1, accepted=1, new=[1, 2])
+    fit = SimpleNamespace(cache_before=9, drafts=[1, 2, 3, 4], tested=3, accepted=2, new=[1, 2, 5])
+    starts, prompt, texts = [], [7, 7], iter([[unfit], [unfit, fit]])
+
+    def decode(pair, tokens, settings):
+        starts.append(list(tokens))
+        return next(texts)
+
+    monkeypatch.setattr(pictures, "decode_speculative", decode)
+    assert pictures.example(None, prompt) == ([7, 7, 1, 2], fit)
+    assert starts == [[7, 7], [7, 7]] and prompt == [7, 7]
+
+
 def test_the_round_shown_accepts_two_drafts_and_rejects_one(drawn):
     """The numbers in the picture are those of the loop's round."""
     text, one = an_example()

@@ -84,6 +84,14 @@ def test_a_place_that_takes_no_results_is_refused_before_the_work(program, optio
 
 
 @posix
+def test_a_link_is_refused_where_its_file_could_not_be_made(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "no such directory" / "results")
+    with pytest.raises(OSError, match="cannot write"):
+        check_writable(link)
+
+
+@posix
 def test_a_place_is_left_as_it_is_when_it_is_tried(tmp_path):
     old, link, new = tmp_path / "old", tmp_path / "link", tmp_path / "new"
     old.write_text("earlier figures", encoding="utf-8")

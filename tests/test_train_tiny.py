@@ -567,12 +567,14 @@ def test_no_room_for_a_pair_is_seen_before_training(tmp_path, micro_preset, sixt
     assert [path.read_bytes() for path in tmp_path.glob("*")] == [b"an earlier pair"]
 
 
-def test_the_room_looked_for_is_that_of_all_weights(tmp_path, monkeypatch):
-    """Four bytes for each: two embeddings, and 12 C² in a layer, of the target and of the draft."""
+def test_the_room_looked_for_is_that_of_all_weights_and_tokens(tmp_path, monkeypatch):
+    """Four bytes for each weight: two embeddings, and 12 C² in a layer, of the target and of the
+    draft. Eight for each token: at most one for each byte of the texts."""
     sizes = []
     monkeypatch.setattr(Path, "write_bytes", lambda path, data: sizes.append(len(data)))
-    train_tiny.check_room_for(MICRO, pair_path(tmp_path))
-    assert sizes == [4 * (2 * 300 * 16 + 2 * 12 * 16 ** 2 + 2 * 300 * 8 + 12 * 8 ** 2)]
+    train_tiny.check_room_for(MICRO, ["abc", "é🙂"], pair_path(tmp_path))
+    weights = 2 * 300 * 16 + 2 * 12 * 16 ** 2 + 2 * 300 * 8 + 12 * 8 ** 2
+    assert sizes == [4 * weights + 8 * (3 + 2 + 4)]
 
 
 def test_a_save_without_room_leaves_the_earlier_pair_whole(tmp_path, sixteen_kilobytes):
