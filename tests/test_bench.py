@@ -10,6 +10,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,8 +28,9 @@ from model import GPT, Config
 from pair import Pair, save_pair
 from program import Settings, race, rates, tally
 from rigs import (CASES, DEVICE, PROMPT, ended, histories, identity_rig, is_one_clear_line,
-                  micro_pair, random_gpt, text)
-from sampling import VERIFY, Verdict, verify_block, verify_token
+                  micro_pair, random_gpt, saying, text)
+from sampling import VERIFY, Verdict, verify_block, verify_token, warp
+from specdec import DRAFTERS, DraftModel
 
 ROUNDING = 1e-9
 
@@ -89,6 +91,13 @@ def test_expected_passes_are_the_mean_over_all_ways(name, rule):
         ratios = text_ratios(case.models[0], case.make_drafter(), list(PROMPT), list(tokens),
                              case.gamma, case.warp)
         assert abs(expected_passes(ratios, SURVIVAL[rule]) - mean) < 1e-12
+
+
+def test_a_token_that_the_wide_pass_rules_out_counts_as_one_that_it_hardly_allows():
+    """Its p is 0 there where two tokens were nearly tied, and q may be 0, too, or not."""
+    certain = partial(warp, temperature=0)
+    ratios = text_ratios(saying(1), DraftModel(saying(2, 3), certain), [1], [3, 3, 1], 1, certain)
+    assert ratios == [[0], [close(1e30)], []]
 
 
 # ---------------------------------------------------------------- a false clock
@@ -217,6 +226,18 @@ def test_steps_that_read_the_prompt_do_not_count(new, rows, monkeypatch):
     assert wide_pass == close(A_PASS + A_ROW * rows + A_RULE["token"])
 
 
+def test_the_time_of_a_draft_is_that_of_one_where_a_round_has_fewer_than_gamma(monkeypatch):
+    """Lookup often has, and a drafter of one's own may."""
+    def fewer(pair, warp):
+        draft = DraftModel(pair.draft, warp)
+        return lambda tokens, gamma, choose: draft(tokens, min(gamma, 2), choose)
+
+    pair, clock = rig(monkeypatch)
+    monkeypatch.setitem(DRAFTERS, "fewer", fewer)
+    settings = Settings(40, gamma=5, drafter="fewer")
+    assert round_costs(pair, PROMPTS[0], settings, clock)[0] == close(A_DRAFT)
+
+
 def test_the_typical_time_is_a_median_without_the_first():
     assert typical([9.0]) == 9 and typical([9.0, 1.0]) == 1 and typical([9.0, 1.0, 3.0]) == 2
     assert typical([0.0, 5.0, 1.0, 100.0]) == 5
@@ -323,13 +344,13 @@ def test_greedy_passes_are_as_many_as_expected(drafter, monkeypatch):
 
 def mine(pair, warp):
     """A drafter of one's own, with a coin of its own: how many drafts."""
-    propose, half = specdec.DraftModel(pair.draft, warp), torch.tensor([0.5, 0.5], device=DEVICE)
+    propose, half = DraftModel(pair.draft, warp), torch.tensor([0.5, 0.5], device=DEVICE)
     return lambda tokens, gamma, choose: propose(tokens, min(gamma, choose(half).item()), choose)
 
 
 @pytest.mark.parametrize("part", [{"verify": "never"}, {"drafter": "mine"}], ids=str)
 def test_what_theory_does_not_know_is_measured_alone(part, monkeypatch, capsys):
-    monkeypatch.setitem(specdec.DRAFTERS, "mine", mine)
+    monkeypatch.setitem(DRAFTERS, "mine", mine)
     pair, clock = rig(monkeypatch)
     rows = measure(pair, PROMPTS, Settings(20, **part), clock, (1, 4))
     assert all(row["expected"] is None and row["predicted"] is None for row in rows)
@@ -353,7 +374,7 @@ def test_what_is_expected_of_two_texts_is_that_of_each():
     runs = [list(specdec.decode_speculative(pair, prompt, settings)) for prompt in prompts]
     passes = 0
     for prompt, run in zip(prompts, runs):
-        fresh = specdec.DraftModel(pair.draft, settings.warp())
+        fresh = DraftModel(pair.draft, settings.warp())
         ratios = text_ratios(pair.target, fresh, prompt, list(text(run)), 2, settings.warp())
         passes += expected_passes(ratios, SURVIVAL["token"])
     assert against_theory(pair, prompts, settings, runs, 0.1, 1)["expected"] == close(24 / passes)
@@ -485,9 +506,11 @@ def test_the_picture_draws_no_line_that_theory_does_not():
 
 
 def test_the_axis_goes_up_to_all_that_is_drawn():
-    for key in ("speedup_max", "predicted", "speedup"):
-        root = ElementTree.fromstring(speedup_svg([some_row(1, **{key: 6.2})]))
-        assert "7x" in [element.text for element in root.findall(SVG + "text")]
+    """And no higher than the next whole number."""
+    for speedup_max, predicted, levels in ((6.2, 2.0, 7), (2.0, 6.2, 7), (2.0, None, 2)):
+        row = some_row(1, speedup_max=speedup_max, predicted=predicted)
+        words = [one.text for one in ElementTree.fromstring(speedup_svg([row])).iter(SVG + "text")]
+        assert f"{levels}x" in words and f"{levels + 1}x" not in words
 
 
 def test_names_in_the_picture_do_not_overlap_and_all_is_inside():
@@ -555,7 +578,7 @@ def test_what_cannot_work_is_refused_before_the_work(option, value, kept, monkey
 def test_every_rule_drafter_and_gamma_is_measured(kept, tmp_path, monkeypatch, capsys):
     """Those of one's own too. Its figures are consistent, and those of the pair."""
     monkeypatch.setitem(VERIFY, "never", never)
-    monkeypatch.setitem(specdec.DRAFTERS, "mine", mine)
+    monkeypatch.setitem(DRAFTERS, "mine", mine)
     file = tmp_path / "figures.json"
     options = ["--dtype", "float64", "--threads", 1, "--seed", 7, "--json", file]
     code, out, err = ended(bench, [*kept, *options], capsys)
