@@ -157,6 +157,16 @@ def test_half_a_character_is_not_called_the_end_of_text(monkeypatch):
     assert words[0xC3] == "\N{REPLACEMENT CHARACTER}" and words[-1] == "end of text"
 
 
+def test_a_token_after_a_line_break_starts_behind_the_indentation():
+    """As a text of signs of one width does: 11 units each, lines 32 apart."""
+    words = ["ab", "\n    ", "c", "\n", "d"]
+    writing = [(word, "draft", 1.0 + i) for i, word in enumerate(words)]
+    rects = [g.find(SVG + "rect") for _, g in tokens(race(writing, writing))][:5]
+    x, y = ([float(rect.get(key)) - float(rects[0].get(key)) for rect in rects] for key in "xy")
+    assert x == [0, 2 * 11, 4 * 11, 5 * 11, 0]
+    assert y == [0, 0, 32, 32, 64]
+
+
 def test_a_token_of_the_race_is_as_wide_as_what_is_shown_of_it():
     """Of a line break with its indentation that is one sign, of a control character an escape."""
     writing = [(words, "draft", 1.0 + i) for i, words in enumerate(UGLY) if words]
