@@ -157,16 +157,25 @@ def test_a_rule_is_explained_in_its_own_words(name):
 
 def test_a_correction_is_told_with_what_q_leaves_of_p():
     """.27 and .15 are left, divided by .42. The last three tokens are the others: .03 of p, .05 of
-    q, and nothing left."""
-    p = tables([.4, .47, .1, 0, .01, .02], [1, 0, 0, 0, 0, 0])
-    q = tables([.25, .2, .5, 0, .02, .03])
-    (one,) = told([decided(verify_token, [2], [0], 0, p, q)])["rounds"]
+    q, and nothing left. The draft behind the rejected one has no part in it."""
+    p = tables([.4, .47, .1, 0, .01, .02], [0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0])
+    q = tables([.25, .2, .5, 0, .02, .03], [0, 1, 0, 0, 0, 0])
+    (one,) = told([decided(verify_token, [2, 1], [0, 1], 0, p, q)])["rounds"]
     assert list(one["next"]) == ["next", "p", "q", "left", "drawn from", "drawn"]
     assert rows_of(one["next"]) == [
         (r"\x01", "0.470", "0.200", "0.270", "0.643", ""),
         (r"\x00", "0.400", "0.250", "0.150", "0.357", "correction"),
         (r"\x02", "0.100", "0.500", "0", "0", ""),
         ("all others", "0.0300", "0.0500", "0", "0", "")]
+
+
+def test_above_each_round_stands_the_end_of_all_text_before_it():
+    data = told(by_hand("token"))
+    text, ends = "".join(token["text"] for token in data["prompt"]), []
+    for one in data["rounds"]:
+        ends.append("  …" + text.replace("\n", "⏎")[-40:])
+        text += "".join(token["text"] for token in one["new"])
+    assert [line for line in lines_of(data) if line.startswith("  …")] == ends
 
 
 def test_a_correction_of_the_block_rule_is_told_with_what_q_leaves_of_keep_p():
