@@ -238,7 +238,7 @@ def speedup_svg(rows):
     up = -300 / top  # the height of a speedup of 1, which is negative above the axis
     parts = [level.format(number, up * number) for number in range(top + 1)]
     x = {row["gamma"]: 70 * math.log2(row["gamma"]) for row in rows}  # 70 wide for each doubling
-    parts += [tick.format(x[gamma], gamma) for gamma in x]
+    parts += [tick.format(at, gamma) for gamma, at in x.items()]
     groups = groupby(rows, itemgetter("drafter", "verify", "temperature"))
     curves = sorted((list(group) for _, group in groups), key=lambda curve: -curve[-1]["speedup"])
     for i, of_one_way in enumerate(curves):

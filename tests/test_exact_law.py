@@ -60,7 +60,7 @@ def test_the_end_of_text_was_met_at_every_place(verify):
     assert places <= marginal(found, place_of_the_end).keys()
 
 
-# ---------------------------------------------------------------- the algorithm in its plainest form
+# ---------------------------------------------------------------- the algorithm, plainest form
 
 def from_texts(model, warp):
     """text -> distribution (V,) of the token after it, from a forward pass over all of it."""
