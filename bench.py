@@ -126,7 +126,8 @@ def bottleneck(target, now):
 
 @torch.inference_mode()
 def one_pass(target, cache, rows, cached):
-    """A pass over so many rows behind so many tokens. The first time it fills the cache, too."""
+    """A pass over so many rows behind so many tokens. The first time it fills the cache, too. It
+    gives something to go through, as `race` wants."""
     cache.length = min(cached, cache.length)
     fed = cached + rows - cache.length
     return target(torch.zeros(1, fed, dtype=torch.long, device=target.device), cache, rows)
@@ -139,13 +140,13 @@ def round_costs(pair, tokens, settings, now):
 
     def propose(*arguments):
         began = now()
-        drafts = drafter(*arguments)
+        proposal = drafter(*arguments)
         drafting.append(now() - began)
-        return drafts
+        return proposal
 
     rounds, whole = laps(decode_speculative(pair, tokens, settings, propose=propose), now)
-    steps = [took / max(1, len(one.drafts)) for took, one in zip(drafting, rounds)]
-    return typical(steps), typical(np.subtract(whole, drafting).tolist())
+    each = [took / max(1, len(one.drafts)) for took, one in zip(drafting, rounds)]
+    return typical(each), typical(np.subtract(whole, drafting).tolist())
 
 
 # ---------------------------------------------------------------- measured beside predicted

@@ -69,8 +69,8 @@ def load_pair(directory, device="cpu", dtype=None):
     FileNotFoundError where there is no pair, ValueError for a file that is not a whole one."""
     path, device = pair_path(directory), torch.device(device)
     if not path.exists():
-        raise FileNotFoundError(f"no trained pair in {directory}: "
-                                f"train one with python train_tiny.py --out {directory}")
+        raise FileNotFoundError(f"no trained pair in {directory}: make one with train_tiny.py "
+                                "(--preset tiny or base, --out DIR)")
     try:
         whole = torch.load(path, map_location="cpu", weights_only=True)
         encoding = make_encoding([token.encode("latin-1") for token in whole.pop("tokens")])

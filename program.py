@@ -140,8 +140,8 @@ def stopwatch(device):
 
 def race(ways, now, repeats=3):
     """Run each way of decoding `repeats` times, in turn: a machine is faster at some times than at
-    others. ways: functions that give something to go through. Returns what each way gave, and for
-    each way a list of its seconds in each repeat."""
+    others. ways: functions that give something to go through. Returns what each way gave last, and
+    for each way a list of its seconds in each repeat."""
     given, seconds = [[] for _ in ways], [[] for _ in ways]
     for _ in range(repeats):
         for i, way in enumerate(ways):

@@ -39,7 +39,8 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
         one_hot = torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1)
         return one_hot.masked_fill(z.isnan().any(-1, keepdim=True), math.nan)
     if temperature != 1:
-        # The largest logit becomes 0 and stays 0 at any temperature, however small: no inf - inf.
+        # The largest logit becomes 0 and stays 0 at any temperature: no inf - inf. Float32 knows the
+        # bounds as numbers and not as 0 and infinity: no 0 / 0, no inf / inf.
         z = (z - z.amax(-1, keepdim=True)) / min(max(temperature, 1e-30), 1e30)
     if top_k is None and top_p == 1:
         return z.softmax(-1)
@@ -76,7 +77,7 @@ def seeded(device, seed):
 
     def choose(probs):
         # Race of exponential clocks: clock i rings at time E_i / p_i and rings first with
-        # probability p_i / Σp. A token of probability 0 never rings.
+        # probability p_i / Σp. E_i is never 0, so a token of probability 0 never rings.
         clocks = torch.empty_like(probs).exponential_(generator=generator)
         return (probs / clocks).argmax(-1)
 
@@ -97,7 +98,7 @@ class Verdict:
     n: torch.Tensor  # (), how many drafts stand; on the device of p, as all tensors here
     token: torch.Tensor  # (), the token after them
     drawn_from: torch.Tensor = None  # (V,), the distribution of that token
-    columns: dict = field(default_factory=dict)  # {title: (γ,)}, "coin" and its "chance" as bars
+    columns: dict = field(default_factory=dict)  # {title: (γ,)}; the page draws chance and coin
     one_by_one: bool = False  # drafts behind the first rejected one were not tested
 
 

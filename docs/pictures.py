@@ -38,7 +38,7 @@ def tail(ids, words):
 def timed(ways, now):
     """What each way gives, and the second at which each is done: medians of five runs in turn."""
     runs = [[laps(way(), now) for way in ways] for _ in range(6)][1:]  # the first warms up
-    return [(way[0][0], np.median([seconds for _, seconds in way], axis=0).cumsum().tolist())
+    return [(way[0][0], np.median([np.cumsum(seconds) for _, seconds in way], axis=0).tolist())
             for way in zip(*runs)]
 
 

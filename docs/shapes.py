@@ -18,11 +18,11 @@ MINUTES = 5  # for a target with its draft
 
 
 def trained(layers, width, device):
-    """The pair of a shape. It is kept, and not trained again where it is there already."""
+    """The pair of a shape: a new one, unless one is in checkpoints/shapes from an earlier run."""
     place = CHECKPOINTS / "shapes" / f"{layers}x{width}-{MINUTES}min"
     if not pair_path(place).exists():
         preset = replace(PRESETS["tiny"], target=dict(n_layer=layers, n_embd=width)).scaled(MINUTES)
-        preset.limits["target"].steps = 10 ** 9  # only time ends it
+        preset.limits["target"].steps = float("inf")  # only time ends it
         train_and_keep(preset, standard_library(), device, place)
     return load_pair(place, device)
 

@@ -88,10 +88,10 @@ def fit(rows):
              tokens a pass / cost of a round. gamma, from 1 to 20 with 20 among them, is the one
              for which expected_tokens and expected_speedup in bench.py promise most from this
              alpha, c and v; but 0 where none is above 1, the speedup of plain decoding.
-    Observe  Fit your own machine: run `python bench.py --json FILE`, and give fit those of its "rows"
-             that have one drafter, rule and temperature. Is the gamma that was fastest near yours?
-             Then put accepted/drafted for alpha, and gamma for drafted/passes: what does each do to
-             the answer?
+    Observe  Fit your own machine: run `python bench.py --json FILE`, and give fit those of its
+             "rows" that have one drafter, rule and temperature. Is the gamma that was fastest near
+             yours? Then put accepted/drafted for alpha, and gamma for drafted/passes: what does
+             each do to the answer?
     Read     Leviathan et al. 2023 (arXiv 2211.17192), equation 1, Theorem 3.8, Corollary 3.9,
              section 3.5.
     """

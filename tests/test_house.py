@@ -56,7 +56,8 @@ def test_only_five_packages_are_needed():
 
 def test_no_test_imports_a_test():
     for name, path in TESTS.items():
-        assert not any(module.startswith("test_") for module in imported(ast.walk(syntax(path)))), name
+        modules = imported(ast.walk(syntax(path)))
+        assert not any(module.startswith("test_") for module in modules), name
 
 
 # ---------------------------------------------------------------- draws and properties

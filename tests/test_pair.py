@@ -203,7 +203,7 @@ def test_loading_a_checkpoint_runs_no_code_of_its_own(tmp_path):
 
 
 def test_a_directory_without_a_pair_is_one_clear_line(tmp_path, capsys):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="--preset tiny or base, --out DIR"):
         load_pair(tmp_path / "none")
     result = ended(specdec, ["def", "--checkpoint", tmp_path / "none", "--device", "cpu"], capsys)
     assert is_one_clear_line(result, "none")

@@ -31,7 +31,8 @@ def drawn():
 
 def tokens(root):
     """(writer, element) of each token of a race that appears, in order."""
-    return [(g.get("class"), g) for g in root.iter(SVG + "g") if g.find(SVG + "animate") is not None]
+    groups = root.iter(SVG + "g")
+    return [(g.get("class"), g) for g in groups if g.find(SVG + "animate") is not None]
 
 
 def said(root):
@@ -49,7 +50,7 @@ def place(p, q, drafted, correction):
 
 
 def bars(root):
-    """For each row of a position: the widths of its bars {class: width}, and the places {class: x}."""
+    """For each row of a position: {class of a bar: (its place x, its width)}."""
     groups = [g for g in root.iter(SVG + "g") if "scale(" in g.get("transform", "")]
     return [{rect.get("class"): (float(rect.get("x", 0)), float(rect.get("width"))) for rect in g}
             for g in groups]
@@ -59,7 +60,7 @@ def bars(root):
 
 @pytest.mark.parametrize("name", ["race", "round", "position"])
 def test_a_picture_needs_nothing_from_elsewhere(drawn, name):
-    """Well-formed, with a title and a description, and no element or address that loads anything."""
+    """Well-formed, with a title and a description; no element and no address loads anything."""
     root = ET.fromstring(drawn[name])
     assert root.tag == SVG + "svg"
     for tag in ("title", "desc"):
@@ -144,6 +145,16 @@ def test_the_race_shows_medians_of_its_runs():
     seconds[7] = 100.0
     ((_, at),) = pictures.timed([lambda: [5, 6]], itertools.accumulate(seconds).__next__)
     assert at == [1, 2]
+
+
+def test_a_slow_step_of_each_run_counts_in_the_race():
+    """Each run has one step of 11 seconds among three of 1, in the first place or the second: in
+    most runs the text is done after 13, although each step by itself is mostly quick."""
+    seconds = []
+    for slow in (0, 0, 1, 2, 0, 1):
+        seconds += [1.0] + [11.0 if i == slow else 1.0 for i in range(3)]
+    ((_, at),) = pictures.timed([lambda: [5, 6, 7]], itertools.accumulate(seconds).__next__)
+    assert at[-1] == 13
 
 
 def test_half_a_character_is_not_called_the_end_of_text(monkeypatch):
@@ -241,14 +252,15 @@ def test_the_round_shown_accepts_two_drafts_and_rejects_one(drawn):
     assert one.cache_fed == len(text) + 4 and one.cache_kept == len(text) + 2
     words = said(ET.fromstring(drawn["round"]))
     numbers = [one.q[i, x] for i, x in enumerate(one.drafts)]
-    numbers += [one.p[i, x] for i, x in enumerate(one.drafts)] + [*one.verdict.columns["chance"][:3]]
+    numbers += [one.p[i, x] for i, x in enumerate(one.drafts)]
+    numbers += [*one.verdict.columns["chance"][:3]]
     assert all(f" {number:.2g} " in words for number in numbers)
     assert f"from {one.cache_fed} tokens to {one.cache_kept}" in words
 
 
 def test_bars_are_probabilities_and_split_p_and_q():
-    """Overlap and overhang of p make p, overlap and overhang of q make q, for each token and for all
-    others together; all of it sums to 1, and each overhang starts where the overlap ends."""
+    """Overlap and overhang of p make p, overlap and overhang of q make q, for each token and for
+    all others together; all of it sums to 1, and each overhang starts where the overlap ends."""
     p, q = tables([5., 1, 3, 0, 2, 1, 1, 1, 1, 1, 4], [1., 5, 3, 2, 0, 1, 1, 2, 1, 1, 1]).float()
     rows = bars(place(p, q, 3, 4))
     order = torch.maximum(p, q).argsort(descending=True).tolist()
@@ -271,7 +283,8 @@ def test_the_place_shown_is_that_of_the_rejection(drawn):
     p, q, x, y = one.p[2], one.q[2], one.drafts[2], one.new[2]
     assert p[x] < q[x] and residual(p, q)[y] > 0
     rows = bars(ET.fromstring(drawn["position"]))
-    assert sum(row["draft"][1] for row in rows) == pytest.approx(torch.minimum(p, q).sum().item(), abs=1e-4)
+    overlap = torch.minimum(p, q).sum().item()
+    assert sum(row["draft"][1] for row in rows) == pytest.approx(overlap, abs=1e-4)
     assert {"draft, rejected", "correction"} <= {
         element.text for element in ET.fromstring(drawn["position"]).iter(SVG + "text")}
 

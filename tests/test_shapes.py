@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from docs import shapes
+from pair import load_pair
 from program import Settings
 from rigs import MICRO, SOURCE, forbidden, micro_pair
 from train_tiny import Limit
@@ -56,10 +57,11 @@ def small(monkeypatch, tmp_path):
     return asked
 
 
-def test_shapes_are_trained_once_and_all_decoded(small, monkeypatch, capsys):
-    """In three ways each, in the order in which they are listed."""
+def test_shapes_are_trained_once_and_all_decoded(small, monkeypatch, capsys, tmp_path):
+    """In three ways each, in the order in which they are listed. No pair is noted as cut short."""
     shapes.main()
     assert capsys.readouterr().out.count("kept in") == 2
+    assert [load_pair(path.parent).notes for path in tmp_path.rglob("pair.pt")] == [[], []]
     monkeypatch.setattr(shapes, "train_and_keep", forbidden)
     shapes.main()
     out = capsys.readouterr().out

@@ -407,6 +407,7 @@ def test_prompts_are_pieces_of_any_text(text, count, length):
 def test_a_target_that_misses_a_tenth_of_its_steps_is_noted():
     assert notes_on(100, 100) == notes_on(90, 100) == []
     assert len(notes_on(89, 100)) == 1 and "after 89 of 100 steps" in notes_on(89, 100)[0]
+    assert notes_on(89, math.inf) == []
 
 
 def test_a_pair_that_was_cut_short_says_so_whenever_it_is_used(tmp_path, capsys):
