@@ -20,7 +20,7 @@ def test_the_first_code_of_the_readme_is_algorithm_1():
     assert BLOCKS[0] == inspect.getsource(specdec.algorithm_1)
 
 
-@pytest.mark.parametrize("name, said", [("load_pair", "accepted by position: ["),
+@pytest.mark.parametrize("name, said", [("load_pair", " accepted: "),
                                         ("verify_none", "accepted/tested")])
 def test_the_readmes_scripts_run_as_they_stand(name, said, tmp_path, monkeypatch, capsys):
     (script,) = [block for block in BLOCKS if name in block]
