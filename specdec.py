@@ -24,8 +24,8 @@ def algorithm_1(p, q, tokens, gamma, choose):
     """One round of Leviathan et al. 2023, Algorithm 1. Returns the new tokens.
 
     p(tokens) and q(tokens) are the target's and the draft's distribution of the next token, (V,)
-    for a vocabulary of V tokens. choose(probs) draws from a distribution; it tosses the coin, too,
-    that the paper takes from a uniform number.
+    for a vocabulary of V tokens. choose(probs) draws from a distribution, and also tosses the coin,
+    for which the paper takes a uniform number.
     """
     # The draft model writes gamma tokens, one after another.
     drafts, q_rows = [], []

@@ -56,7 +56,7 @@ class Preset:
 
 PRESETS = {
     "tiny": Preset(512, dict(n_layer=4, n_embd=256), dict(n_layer=1, n_embd=128),
-                   dict(target=Limit(560, 3), draft=Limit(200, 0.2),
+                   dict(target=Limit(560, 2.9), draft=Limit(200, 0.2),
                         labels=Limit(200, 0.45), distilling=Limit(1100, 1.25)), gamma=2),
     "base": Preset(512, dict(n_layer=6, n_head=8, n_embd=512), dict(n_layer=2, n_embd=128),
                    dict(target=Limit(1000, 20), draft=Limit(400, 0.6),
@@ -225,8 +225,8 @@ def train_pair(preset, documents, device, seed=0):
 
 
 def notes_on(taken, meant):
-    """What to say of a pair whose target was trained for clearly fewer steps than was meant; they
-    are infinite where time alone was to end it."""
+    """What to say of a pair whose target was trained for clearly fewer steps than was meant.
+    `meant` is infinite where only time was to end the training."""
     if meant == math.inf or taken >= 0.9 * meant:
         return []
     return [f"a time limit ended the training of the target after {taken} of {meant} steps; a "

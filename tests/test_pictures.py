@@ -148,8 +148,8 @@ def test_the_race_shows_medians_of_its_runs():
 
 
 def test_a_slow_step_of_each_run_counts_in_the_race():
-    """Each run has one step of 11 seconds among three of 1, in the first place or the second: in
-    most runs the text is done after 13, although each step by itself is mostly quick."""
+    """Each run has one step of 11 seconds and two of 1, so that it is done after 13, although the
+    step in each place is quick in most runs."""
     seconds = []
     for slow in (0, 0, 1, 2, 0, 1):
         seconds += [1.0] + [11.0 if i == slow else 1.0 for i in range(3)]
