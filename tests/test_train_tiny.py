@@ -436,8 +436,9 @@ def test_a_preset_is_scaled_to_the_minutes_asked_for():
 
 @pytest.mark.parametrize("name, minutes", (("tiny", 5), ("base", 30)))
 def test_a_preset_ends_in_the_time_that_is_promised(name, minutes):
+    """The corpus, the vocabulary and the saving take some seconds more than the four stages."""
     limits = PRESETS[name].limits
-    assert len(limits) == 4 and 0 < sum(limit.minutes for limit in limits.values()) < minutes
+    assert len(limits) == 4 and 0 < sum(limit.minutes for limit in limits.values()) < minutes - 0.15
 
 
 OPTIONS = {
