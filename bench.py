@@ -145,8 +145,8 @@ def round_costs(pair, tokens, settings, now):
         return proposal
 
     rounds, whole = laps(decode_speculative(pair, tokens, settings, propose=propose), now)
-    each = [took / max(1, len(one.drafts)) for took, one in zip(drafting, rounds)]
-    return typical(each), typical(np.subtract(whole, drafting).tolist())
+    per_draft = [took / max(1, len(one.drafts)) for took, one in zip(drafting, rounds)]
+    return typical(per_draft), typical(np.subtract(whole, drafting).tolist())
 
 
 # ---------------------------------------------------------------- measured beside predicted
