@@ -268,12 +268,12 @@ def test_bars_are_probabilities_and_split_p_and_q():
     assert len(rows) == len(shown) + 1
     others = [i for i in range(11) if i not in shown]
     for row, ids in zip(rows, [[i] for i in shown] + [others]):
-        overlap, above, below = (row[kind][1] for kind in ("draft", "correction", "target"))
+        overlap, above, below = (row[kind][1] for kind in ("draft", "correction", "rejected"))
         assert overlap == pytest.approx(torch.minimum(p, q)[ids].sum().item(), abs=2e-6)
         assert overlap + above == pytest.approx(p[ids].sum().item(), abs=2e-6)
         assert overlap + below == pytest.approx(q[ids].sum().item(), abs=2e-6)
-        assert row["correction"][0] == row["target"][0] == overlap
-    for of_one in (("draft", "correction"), ("draft", "target")):
+        assert row["correction"][0] == row["rejected"][0] == overlap
+    for of_one in (("draft", "correction"), ("draft", "rejected")):
         assert sum(row[kind][1] for row in rows for kind in of_one) == pytest.approx(1, abs=1e-5)
 
 
