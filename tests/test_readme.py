@@ -20,15 +20,17 @@ def test_the_first_code_of_the_readme_is_algorithm_1():
     assert BLOCKS[0] == inspect.getsource(specdec.algorithm_1)
 
 
-@pytest.mark.parametrize("name, said", [("load_pair", " accepted: "),
-                                        ("verify_none", "accepted/tested")])
-def test_the_readmes_scripts_run_as_they_stand(name, said, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name, options, said", [
+    ("load_pair", [], " accepted: "), ("verify_none", ["--verify", "none"], "draft 0,"),
+    ("def repeat", ["--drafter", "repeat"], "accepted/tested")])
+def test_the_readmes_scripts_run_as_they_stand(name, options, said, tmp_path, monkeypatch, capsys):
     (script,) = [block for block in BLOCKS if name in block]
     monkeypatch.chdir(tmp_path)
     directory = pair.save_pair(micro_pair(), Path("checkpoints/tiny")).parent
-    monkeypatch.setattr(sys, "argv", ["mine.py", "def", "--verify", "none", "--max-new", "9",
+    monkeypatch.setattr(sys, "argv", ["mine.py", "def", *options, "--max-new", "9",
                                       "--checkpoint", str(directory), "--device", "cpu"])
-    monkeypatch.setitem(VERIFY, "none", None)  # taken out again after the test
+    for table, name in ((VERIFY, "none"), (specdec.DRAFTERS, "repeat")):
+        monkeypatch.setitem(table, name, None)  # taken out again after the test
     exec(script, {"__name__": "mine"})
     assert said in capsys.readouterr().out
 
