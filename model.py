@@ -34,20 +34,10 @@ class KVCache:
         # Keys and values of each layer: (2, 1, nh, context, hs).
         shape = (2, 1, config.n_head, config.context, config.n_embd // config.n_head)
         self.layers = [like.new_empty(shape) for _ in range(config.n_layer)]
-        self.held = 0  # GPT.forward raises it; from outside, `length` can only be lowered
-
-    @property
-    def length(self):
-        return self.held
-
-    @length.setter
-    def length(self, length):
-        if not 0 <= length <= self.held:
-            raise ValueError(f"a cache of {self.held} tokens cannot be rolled back to {length}")
-        self.held = length
+        self.length = 0  # GPT.forward raises it, and nobody else
 
     def __repr__(self):
-        return f"KVCache({self.held} of {self.layers[0].shape[-2]} tokens)"
+        return f"KVCache({self.length} of {self.layers[0].shape[-2]} tokens)"
 
 
 def check_vocabulary(target, other, name):
@@ -152,7 +142,7 @@ class GPT(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, bias, cache.layers[i] if cache is not None else None, start)
         if cache is not None:
-            cache.held = end
+            cache.length = end
         if rows is not None:
             x = x[:, -rows:]  # (B, rows, C)
         return F.linear(layer_norm(x), self.unembed)  # (B, T or rows, V)

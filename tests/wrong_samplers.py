@@ -128,24 +128,24 @@ def draws(pick):
 
 def never_rolled_back(model, ids, cache, rows):
     """The loop sets `length` back, but the cache goes on growing from where it was."""
-    start, cache.held = cache.length, getattr(cache, "grown", 0)
+    start, cache.length = cache.length, getattr(cache, "grown", 0)
     logits = GPT.forward(model, ids, cache, rows)
-    cache.grown, cache.held = cache.length, start + ids.shape[1]
+    cache.grown, cache.length = cache.length, start + ids.shape[1]
     return logits
 
 
 def rolled_back_too_far(model, ids, cache, rows):
     """New keys overwrite those of the last token before them, which is not fed again."""
-    start, cache.held = cache.length, max(0, cache.length - 1)
+    start, cache.length = cache.length, max(0, cache.length - 1)
     logits = GPT.forward(model, ids, cache, rows)
-    cache.held = start + ids.shape[1]
+    cache.length = start + ids.shape[1]
     return logits
 
 
 def hole_after_full_acceptance(model, ids, cache, rows):
     """The draft never fed itself the last token it drafted; only the bonus after it is fed now."""
     if cache.length > 0:
-        start, cache.held = cache.length, cache.length + ids.shape[1] - 1
+        start, cache.length = cache.length, cache.length + ids.shape[1] - 1
         ids = ids[:, -1:]
         for keys_and_values in cache.layers:
             keys_and_values[..., start:cache.length, :] = 0
