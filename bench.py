@@ -81,7 +81,7 @@ def text_ratios(target, propose, prompt, text, gamma, warp):
         asked = min(gamma, len(text) - t - 1)
         _, q = propose(prompt + text[:t], asked, lambda probs: next(coming))  # (γ, V)
         y = ids[start + t:][:len(q)]
-        ratios.append((1 / p_over_q(p[t:][:len(q) + 1], q, y)).tolist())
+        ratios.append((1 / p_over_q(p[t:][:len(q)], q, y)).tolist())
     return ratios
 
 
@@ -153,34 +153,24 @@ def round_costs(pair, tokens, settings, now):
 
 def measure(pair, prompts, settings, now, gammas=GAMMAS):
     """The figures of one drafter, rule and temperature: a dict for each gamma."""
+    return [measure_gamma(pair, prompts, replace(settings, gamma=gamma), now) for gamma in gammas]
+
+
+def measure_gamma(pair, prompts, settings, now):
+    """The figures of one gamma. c and v come from runs of their own, which also warm up. Then both
+    ways run in turn with the clock outside, past an end of text, so that they do the same work."""
     # Each prompt has a seed of its own; ^ stays within the range of seeds.
-    measured = [measure_text(pair, tokens, replace(settings, seed=settings.seed ^ i), now, gammas)
-                for i, tokens in enumerate(prompts)]
-    costs, given, times = zip(*measured)  # of each prompt
-    c_and_v = np.median(costs, axis=0).tolist()  # (gammas, 2)
-    plain_seconds, *seconds = np.sum(times, axis=0).tolist()  # (1 + gammas, repeats)
-    plain_new = sum(len(ids) for ids, *_ in given)
-    rows = []
-    for i, gamma in enumerate(gammas):
-        runs = [rounds[i] for _, *rounds in given]  # of each prompt
-        row = against_theory(pair, prompts, replace(settings, gamma=gamma), runs, *c_and_v[i])
-        rows.append(row | {"plain_new_tokens": plain_new,
-                           **program.rates(plain_new, plain_seconds, seconds[i])})
-    return rows
-
-
-def measure_text(pair, tokens, settings, now, gammas):
-    """Of one prompt: (c, v) of each gamma; what each way gives, plain first; and its seconds.
-
-    c and v come from runs of their own, which also warm up. Then plain decoding and all gammas run
-    in turn with the clock outside, past an end of text, so that all do the same work.
-    """
-    with_gamma = [replace(settings, gamma=gamma) for gamma in gammas]
-    step = typical(laps(decode_plain(pair, tokens, settings), now)[1])
-    costs = [np.divide(round_costs(pair, tokens, each, now), step) for each in with_gamma]
-    ways = [partial(decode_plain, pair, tokens, settings)]
-    ways += [partial(decode_speculative, pair, tokens, each) for each in with_gamma]
-    return costs, *program.race(ways, now)
+    texts = [(pair, tokens, replace(settings, seed=settings.seed ^ i))
+             for i, tokens in enumerate(prompts)]
+    steps = [typical(laps(decode_plain(*text), now)[1]) for text in texts]
+    costs = [np.divide(round_costs(*text, now), step) for text, step in zip(texts, steps)]
+    c, v = np.median(costs, axis=0).tolist()
+    ways = [lambda: (list(decode_plain(*text)) for text in texts),
+            lambda: (list(decode_speculative(*text)) for text in texts)]
+    (ids, runs), (plain_seconds, seconds) = program.race(ways, now)
+    plain_new = sum(map(len, ids))
+    return {**against_theory(pair, prompts, settings, runs, c, v), "plain_new_tokens": plain_new,
+            **program.rates(plain_new, plain_seconds, seconds)}
 
 
 def against_theory(pair, prompts, settings, runs, c, v):

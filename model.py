@@ -60,26 +60,22 @@ def attention_bias(n_head, context):
     return bias.masked_fill(distance < 0, -math.inf)
 
 
-def layer_norm(x):
-    return F.layer_norm(x, x.shape[-1:])
-
-
 class Block(nn.Module):
     """Attention, then a two-layer perceptron, each added to the residual stream x."""
 
-    def __init__(self, config):
+    def __init__(self, config, generator):
         super().__init__()
-        C = config.n_embd
         self.n_head = config.n_head
-        self.qkv = nn.Parameter(torch.empty(3 * C, C))
-        self.attn_out = nn.Parameter(torch.empty(C, C))
-        self.mlp_in = nn.Parameter(torch.empty(4 * C, C))
-        self.mlp_out = nn.Parameter(torch.empty(C, 4 * C))
+        C, a = config.n_embd, config.n_embd ** -0.5
+        self.qkv = nn.Parameter(torch.empty(3 * C, C).uniform_(-a, a, generator=generator))
+        self.attn_out = nn.Parameter(torch.zeros(C, C))  # 0: each block starts as the identity
+        self.mlp_in = nn.Parameter(torch.empty(4 * C, C).uniform_(-a, a, generator=generator))
+        self.mlp_out = nn.Parameter(torch.zeros(C, 4 * C))
 
     def forward(self, x, bias, past=None, start=0):
         """x (B, T, C) -> (B, T, C). past (2, 1, nh, context, hs): keys and values of the text."""
         B, T, C = x.shape
-        qkv = F.linear(layer_norm(x), self.qkv)  # (B, T, 3C)
+        qkv = F.linear(F.layer_norm(x, [C]), self.qkv)  # (B, T, 3C)
         qkv = qkv.view(B, T, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (3, B, nh, T, hs)
         queries, keys, values = qkv.unbind(0)
         if past is not None:
@@ -87,7 +83,7 @@ class Block(nn.Module):
             keys, values = past[:, :, :, :start + T].unbind(0)  # (1, nh, start+T, hs)
         y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)  # (B, nh, T, hs)
         x = x + F.linear(y.transpose(1, 2).flatten(2), self.attn_out)  # (B, T, C)
-        hidden = F.relu(F.linear(layer_norm(x), self.mlp_in)).square()  # (B, T, 4C)
+        hidden = F.relu(F.linear(F.layer_norm(x, [C]), self.mlp_in)).square()  # (B, T, 4C)
         return x + F.linear(hidden, self.mlp_out)
 
 
@@ -96,25 +92,13 @@ class GPT(nn.Module):
 
     def __init__(self, config, seed=0):
         super().__init__()
-        self.config = config
-        self.embed = nn.Parameter(torch.empty(config.vocab_size, config.n_embd))
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.unembed = nn.Parameter(torch.empty(config.vocab_size, config.n_embd))
+        self.config, generator = config, torch.Generator().manual_seed(seed)
+        shape = config.vocab_size, config.n_embd
+        self.embed = nn.Parameter(torch.randn(shape, generator=generator))
+        self.blocks = nn.ModuleList(Block(config, generator) for _ in range(config.n_layer))
+        self.unembed = nn.Parameter(torch.zeros(shape))  # 0: the first prediction is uniform
         bias = attention_bias(config.n_head, config.context)
         self.register_buffer("bias", bias, persistent=False)  # (nh, context, context)
-        self.initialise(torch.Generator().manual_seed(seed))
-
-    @torch.no_grad()
-    def initialise(self, generator):
-        """Each block starts as the identity, the first prediction is uniform: it learns faster."""
-        C = self.config.n_embd
-        nn.init.normal_(self.embed, generator=generator)
-        nn.init.zeros_(self.unembed)
-        for block in self.blocks:
-            for weight in (block.qkv, block.mlp_in):
-                nn.init.uniform_(weight, -C ** -0.5, C ** -0.5, generator=generator)
-            for weight in (block.attn_out, block.mlp_out):
-                nn.init.zeros_(weight)
 
     @property
     def device(self):
@@ -145,4 +129,4 @@ class GPT(nn.Module):
             cache.length = end
         if rows is not None:
             x = x[:, -rows:]  # (B, rows, C)
-        return F.linear(layer_norm(x), self.unembed)  # (B, T or rows, V)
+        return F.linear(F.layer_norm(x, [self.config.n_embd]), self.unembed)  # (B, T or rows, V)

@@ -170,31 +170,21 @@ def tally(rounds):
             "tokens_per_pass": new_tokens / len(rounds), "alpha": accepted / max(1, tested)}
 
 
-class Progress:
-    """Counts the steps of a stage, ends it, and prints a line now and then."""
-
-    def __init__(self, label, limit):
-        self.label, self.limit, self.taken, self.tokens, self.done = label, limit, 0, 0, 0
-        self.began = self.printed = time.perf_counter()
-
-    def steps(self):
-        """Yields before each step how far the stage is, from 0 to 1. It takes a step at least."""
-        while self.done < 1:
-            yield self.done
-
-    def add(self, tokens, loss):
-        """Count a step. The stage ends with its steps or its time, whichever is used up first."""
-        now = time.perf_counter()
-        elapsed = now - self.began
-        self.tokens += tokens
-        self.loss = loss if self.taken == 0 else 0.95 * self.loss + 0.05 * loss  # a smooth one
-        self.taken += 1
-        self.done = min(1, max(self.taken / self.limit.steps, elapsed / (60 * self.limit.minutes)))
-        if self.done == 1 or now > self.printed + 10:
-            self.printed = now
-            print(f"{self.label:<11} step {self.taken}/{self.limit.steps}, loss {self.loss:.3f}, "
-                  f"{self.tokens / elapsed:,.0f} tokens/s, "
-                  f"{elapsed / self.done - elapsed:.0f} s left", flush=True)
+def progress(label, limit, losses):
+    """Yields before each step of a stage how far it is, from 0 to 1, until its steps or its time
+    are used up. It takes a step at least. losses: the caller adds one a step; a mean is shown."""
+    began = printed = time.perf_counter()
+    done = 0
+    while done < 1:
+        yield done
+        now, taken = time.perf_counter(), len(losses)
+        elapsed = now - began
+        done = min(1, max(taken / limit.steps, elapsed / (60 * limit.minutes)))
+        if done == 1 or now > printed + 10:
+            printed = now
+            print(f"{label:<11} step {taken}/{limit.steps}, "
+                  f"loss {statistics.mean(losses[-20:]):.3f}, "
+                  f"{elapsed / done - elapsed:.0f} s left", flush=True)
 
 
 # ---------------------------------------------------------------- how a program ends

@@ -110,7 +110,7 @@ def verify_token(p, q, drafted, choose):
     p (γ+1, V), row i judges draft i and the last row is the bonus; q (γ, V), what each draft was
     really drawn from; drafted (γ,), the tokens. (Leviathan et al., Algorithm 1.)
     """
-    chance = p_over_q(p, q, drafted).clamp(max=1)  # (γ,)
+    chance = p_over_q(p[:-1], q, drafted).clamp(max=1)  # (γ,)
     coins = choose(torch.stack([1 - chance, chance], -1))  # (γ,) of 0 and 1
     n = coins.cumprod(0).sum()  # coins after the first 0 do not count
     drawn_from = residual_after(n, p, q)  # (V,)
@@ -119,10 +119,10 @@ def verify_token(p, q, drafted, choose):
 
 
 def p_over_q(p, q, drafted):
-    """p(x) / q(x) of each drafted token: (γ,). Infinity where q(x) is tiny, or 0 (bench.py
-    asks about tokens that q never drafts)."""
+    """p(x) / q(x) of each token x, (γ,), from as many rows of p as of q. Infinity where q(x) is 0
+    or tiny."""
     x = drafted[:, None]
-    return (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0]
+    return (p.gather(-1, x) / q.gather(-1, x))[:, 0]
 
 
 def residual(p, q):
@@ -172,7 +172,7 @@ def verify_block(p, q, drafted, choose):
 def block_keep(p, q, drafted):
     """keep_i = P(at least i drafts stand | the first i drafts), of the block rule: (γ+1,)."""
     keep = [p.new_ones(())]
-    for ratio in p_over_q(p, q, drafted).clamp(max=1e30):  # finite, since 0 · inf is NaN
+    for ratio in p_over_q(p[:-1], q, drafted).clamp(max=1e30):  # finite, since 0 · inf is NaN
         keep.append((keep[-1] * ratio).clamp(max=1))
     return torch.stack(keep)
 

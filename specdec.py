@@ -144,14 +144,15 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
         check_drafts(drafted, q, asked, vocab_size)
 
         # 2. One target pass over what it has not read and all drafts.
-        safe = drafted.clamp(0, vocab_size - 1)  # an id beyond crashes a GPU; check_ids reports it
+        safe = drafted.clamp(0, vocab_size - 1)  # an id beyond crashes a GPU; told below
         feed = torch.cat([unfed, safe])
         p = distributions(target, feed, cache, warp, rows=len(drafted) + 1)  # (γ+1, V)
 
         # 3. Accept a run of drafts, and draw the token after it: correction or bonus.
         verdict = verify(p, q, safe, choose)
         n, token, *drafts = read([verdict.n, verdict.token, drafted], p.sum() + q.sum())
-        check_ids(drafts, vocab_size)
+        if any(not 0 <= x < vocab_size for x in drafts):
+            raise ValueError(f"drafted ids must be from 0 to {vocab_size - 1}, not {drafts}")
 
         # 4. Commit, up to an end of text.
         new = drafts[:n] + [token]
@@ -198,12 +199,6 @@ def check_drafts(drafted, q, asked, vocab_size):
     if drafted.dim() != 1 or len(drafted) > asked or q.shape != (len(drafted), vocab_size):
         raise ValueError(f"the drafter must give n drafts, (n,), and q, (n, {vocab_size}), with n "
                          f"at most {asked}: it gave {tuple(drafted.shape)} and {tuple(q.shape)}")
-
-
-def check_ids(drafts, vocab_size):
-    """Raises ValueError for a drafted id that the vocabulary does not have."""
-    if any(not 0 <= x < vocab_size for x in drafts):
-        raise ValueError(f"the drafter gave the ids {drafts}: ids are from 0 to {vocab_size - 1}")
 
 
 # ---------------------------------------------------------------- drafters

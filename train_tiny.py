@@ -19,9 +19,9 @@ import torch.nn.functional as F
 
 from model import GPT, Config
 from pair import CHECKPOINTS, Pair, fast_dtype, pair_path, pick_device, save_pair
-from program import Progress, check_options, check_writable, edges, visible
+from program import check_options, check_writable, edges, progress, visible
 from sampling import check_seed
-from vocabulary import bytes_per_token, encode, train_tokenizer
+from vocabulary import encode, train_tokenizer
 
 
 @dataclass
@@ -72,13 +72,11 @@ def standard_library():
 
 
 def read_documents(paths):
-    """Each file as one document. ValueError for one that is missing, empty or not UTF-8."""
+    """Each file as one document. ValueError for one that is empty or not UTF-8."""
     documents = []
     for path in paths:
         try:
             documents.append(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"cannot read {path}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not UTF-8 text") from None
         if not documents[-1]:
@@ -156,8 +154,8 @@ def fit(label, model, draw, loss_of, limit, seed):
     generator = torch.Generator().manual_seed(seed)
     muon = torch.optim.Muon(model.blocks.parameters(), weight_decay=0.01)
     adam = torch.optim.AdamW([model.embed, model.unembed], betas=(0.9, 0.95), weight_decay=0)
-    progress = Progress(label, limit)
-    for done in progress.steps():
+    losses = []
+    for done in progress(label, limit, losses):
         batch = [part.to(model.device) for part in draw(generator)]
         loss = loss_of(model, *batch)
         loss.backward()
@@ -166,8 +164,8 @@ def fit(label, model, draw, loss_of, limit, seed):
             optimizer.param_groups[0]["lr"] = peak * rate
             optimizer.step()
             optimizer.zero_grad()
-        progress.add(batch[0][:, 1:].numel(), loss.item())
-    return progress.taken
+        losses.append(loss.item())
+    return len(losses)
 
 
 @torch.no_grad()
@@ -176,23 +174,23 @@ def soft_labels(target, draw, limit, seed):
     of their tokens but the last (B, T, V). To ask the target is most of the work: it is done once,
     and the draft reads the answers many times."""
     generator = torch.Generator().manual_seed(seed)
-    progress, batches = Progress("soft labels", limit), []
-    for _ in progress.steps():
+    batches, entropies = [], []  # these are shown in place of losses
+    for _ in progress("soft labels", limit, entropies):
         (windows,) = draw(generator)
         p = next_logits(target, windows.to(target.device)).softmax(-1)  # (B, T, V)
         batches.append((windows, p.half().cpu()))
-        entropy = torch.special.entr(p).sum(-1).mean().item()
-        progress.add(windows[:, 1:].numel(), entropy)  # shown in place of a loss
+        entropies.append(torch.special.entr(p).sum(-1).mean().item())
     return batches
 
 
 @torch.no_grad()
-def bits_per_byte(model, data, sizes, window, most=256):
+def bits_per_byte(model, data, encoding, window, most=256):
     """Loss in bits per byte of text, comparable between vocabularies: the mean over at most `most`
-    windows, evenly spread over the data. sizes: see bytes_per_token."""
+    windows, evenly spread over the data."""
     windows = data.unfold(0, window + 1, math.ceil((len(data) - window) / most))  # (N, window + 1)
     nats = windows[:, 1:].numel() * cross_entropy(model, windows.to(model.device)).item()
-    return nats / math.log(2) / sizes[windows[:, 1:]].sum().item()
+    ids = [i for i in windows[:, 1:].flatten().tolist() if i != encoding.eot_token]
+    return nats / math.log(2) / len(encoding.decode_bytes(ids))
 
 
 # ---------------------------------------------------------------- the pair
@@ -217,7 +215,7 @@ def train_pair(preset, documents, device, seed=0):
         return labels[torch.randint(len(labels), (), generator=generator).item()]
 
     fit("distilling", draft, labelled, total_variation, limits["distilling"], seed + 3)
-    bits = {name: bits_per_byte(model, held_out, bytes_per_token(encoding), preset.window)
+    bits = {name: bits_per_byte(model, held_out, encoding, preset.window)
             for name, model in (("target", target), ("draft", draft))}
     print("held-out bits per byte: target {target:.3f}, draft {draft:.3f}".format(**bits))
     notes = notes_on(taken, limits["target"].steps)

@@ -41,9 +41,9 @@ def learn_merges(pieces, vocab_size):
         for piece, word in words.items():
             for pair in zip(word, word[1:]):
                 pairs[pair] += pieces[piece]
-        best = max(pairs, key=lambda pair: (pairs[pair], pair), default=None)
-        if pairs[best] < 2:  # of None, where there is no pair, it is 0
+        if max(pairs.values(), default=0) < 2:
             break
+        best = max(pairs, key=lambda pair: (pairs[pair], pair))
         # No other pair spells it: at each stage the same bytes are cut alike wherever they stand.
         tokens.append(b"".join(best))
         words = {piece: merge(word, best) for piece, word in words.items()}
@@ -91,9 +91,3 @@ def encode(documents, encoding):
     for text in documents:
         ids += encoding.encode_ordinary(text) + [encoding.eot_token]
     return torch.tensor(ids)
-
-
-def bytes_per_token(encoding):
-    """(V,) length of each token in bytes, 0 for the end of text."""
-    ordinary = range(encoding.eot_token)
-    return torch.tensor([len(encoding.decode_single_token_bytes(i)) for i in ordinary] + [0])

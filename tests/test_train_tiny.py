@@ -5,6 +5,7 @@ import math
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,10 +20,10 @@ from model import GPT, Config
 from pair import CHECKPOINTS, load_pair, pair_path, save_pair
 from rigs import (DEVICE, MICRO, SOURCE, ended, forbidden, is_one_clear_line, micro_pair,
                   quiet_pair, random_gpt)
-from train_tiny import (PRESETS, Limit, Progress, bits_per_byte, cross_entropy, draw_windows,
+from train_tiny import (PRESETS, Limit, bits_per_byte, cross_entropy, draw_windows,
                         excerpts, fit, notes_on, prepare, read_documents, soft_labels,
                         split_documents, total_variation)
-from vocabulary import END_OF_TEXT, bytes_per_token, encode
+from vocabulary import END_OF_TEXT, encode
 
 
 def generator(seed=0):
@@ -95,6 +96,13 @@ def test_a_part_without_a_window_stops_the_training_at_once(shorter, said, monke
 
 # ---------------------------------------------------------------- data
 
+def sized(*sizes):
+    """Stands in for an encoding whose tokens are so many bytes long; the last is the end of text."""
+    return SimpleNamespace(eot_token=len(sizes) - 1,
+                           decode_bytes=lambda ids: bytes(sum(sizes[i] for i in ids)))
+
+
+
 @pytest.mark.parametrize("tokens, windows", ((9, 1), (10, 2)))
 def test_every_window_that_the_data_holds_is_drawn(tokens, windows):
     drawn = draw_windows(torch.arange(tokens), 50, 8, generator())
@@ -106,7 +114,7 @@ def test_held_out_text_is_measured_from_end_to_end(tokens, windows):
     """A model that is sure of nothing needs log2(V) bits a token, here of one byte each."""
     model, starts = GPT(Config(512, context=8, n_head=2, n_embd=8)).to(DEVICE), []
     model.register_forward_pre_hook(lambda _, fed: starts.extend(fed[0][:, 0].tolist()))
-    assert bits_per_byte(model, torch.arange(tokens), torch.ones(512), 8) == pytest.approx(
+    assert bits_per_byte(model, torch.arange(tokens), sized(*[1] * 513), 8) == pytest.approx(
         9, rel=1e-5)
     assert len(starts) == windows and starts[0] == 0 and tokens - 9 - starts[-1] <= tokens // 256
     assert len({b - a for a, b in zip(starts, starts[1:])}) <= 1  # evenly spread
@@ -115,7 +123,7 @@ def test_held_out_text_is_measured_from_end_to_end(tokens, windows):
 def test_bits_per_byte_count_the_bytes_of_the_tokens_foretold():
     """By hand: two windows, each token of another length, so that the first one's would show."""
     model, data = random_gpt(vocab_size=9, context=4), torch.tensor([8, 1, 2, 3, 4, 0])
-    sizes = torch.tensor([0, 1, 2, 3, 40, 5, 6, 7, 80])
+    sizes = sized(0, 1, 2, 3, 40, 5, 6, 7, 80)
     bits = 0
     for window in (data[0:5], data[1:6]):
         log_p = model(window[None, :-1].to(DEVICE))[0].log_softmax(-1).cpu()
@@ -125,7 +133,7 @@ def test_bits_per_byte_count_the_bytes_of_the_tokens_foretold():
 
 
 def test_the_mean_of_some_windows_is_over_windows_far_apart():
-    model, data, sizes = random_gpt(vocab_size=9, context=4), torch.arange(20) % 9, torch.ones(9)
+    model, data, sizes = random_gpt(vocab_size=9, context=4), torch.arange(20) % 9, sized(*[1] * 10)
     parts = [bits_per_byte(model, data[start:start + 5], sizes, 4) for start in (0, 6, 12)]
     some = bits_per_byte(model, data, sizes, 4, most=3)  # of 16
     assert some == pytest.approx(sum(parts) / 3, rel=1e-5)
@@ -238,16 +246,17 @@ def test_training_ends_when_its_time_is_over(monkeypatch, capsys):
 
 
 def test_a_line_says_how_far_the_training_is(monkeypatch, capsys):
-    """A line in ten seconds, and the last. The loss that it shows moves by a twentieth a step."""
-    clock, progress = Clock(monkeypatch), Progress("target", Limit(10, 1))
-    for part in progress.steps():
-        assert part == pytest.approx(progress.taken / 10)
+    """A line in ten seconds, and the last. The loss that it shows is the mean of the last 20."""
+    clock, losses = Clock(monkeypatch), []
+    for part in program.progress("target", Limit(30, 2), losses):
+        assert part == pytest.approx(len(losses) / 30)
         clock.now += 3
-        progress.add(600, 2.0 if progress.taken == 0 else 4.0)
-    assert capsys.readouterr().out.splitlines() == [
-        "target      step 4/10, loss 2.285, 200 tokens/s, 18 s left",
-        "target      step 8/10, loss 2.603, 200 tokens/s, 6 s left",
-        "target      step 10/10, loss 2.740, 200 tokens/s, 0 s left"]
+        losses.append(4.0 if losses else 2.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8 and [lines[i] for i in (0, 4, 7)] == [
+        "target      step 4/30, loss 3.500, 78 s left",
+        "target      step 20/30, loss 3.900, 30 s left",
+        "target      step 30/30, loss 4.000, 0 s left"]
 
 
 def test_soft_labels_are_the_targets_own_distributions(float32, capsys):
@@ -369,11 +378,10 @@ def test_training_learns_and_its_figures_are_those_of_held_out_text():
     """A model that is sure of nothing has log2(V) bits a token."""
     pair = micro_pair()
     held_out = encode(split_documents([SOURCE])[1], pair.encoding)
-    sizes = bytes_per_token(pair.encoding)
     for name in ("target", "draft"):
-        measured = bits_per_byte(getattr(pair, name), held_out, sizes, MICRO.window)
+        measured = bits_per_byte(getattr(pair, name), held_out, pair.encoding, MICRO.window)
         assert pair.bits_per_byte[name] == pytest.approx(measured, rel=1e-4)
-    untrained = bits_per_byte(GPT(pair.target.config), held_out, sizes, MICRO.window)
+    untrained = bits_per_byte(GPT(pair.target.config), held_out, pair.encoding, MICRO.window)
     assert pair.bits_per_byte["target"] < 0.8 * untrained
     assert pair.bits_per_byte["draft"] < 0.9 * untrained
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import vocabulary
 from rigs import micro_pair, times
-from vocabulary import (END_OF_TEXT, PIECES, bytes_per_token, encode, learn_merges, make_encoding,
+from vocabulary import (END_OF_TEXT, PIECES, encode, learn_merges, make_encoding,
                         speller, train_tokenizer)
 
 BYTES = [bytes([b]) for b in range(256)]
@@ -114,14 +114,6 @@ def test_a_marker_typed_in_a_text_is_plain_text(typed):
     ids = encoding.encode_ordinary(typed)
     assert encoding.eot_token not in ids and encoding.decode(ids) == typed
     assert encode([typed, typed], encoding).tolist() == [*ids, encoding.eot_token] * 2
-
-
-def test_the_bytes_of_the_tokens_are_those_of_the_text():
-    text = "été 日本 abc" * 9 + "🙂"  # tokens of whole characters, of some, and of parts of one
-    encoding = train_tokenizer([text], 300)
-    sizes, ids = bytes_per_token(encoding), encode([text], encoding)
-    assert len(sizes) == encoding.n_vocab and sizes[encoding.eot_token] == 0
-    assert sizes[ids].sum() == len(text.encode())
 
 
 def test_an_encodings_name_tells_vocabularies_of_one_size_apart():

@@ -87,7 +87,7 @@ def accept_what_the_target_would_say(p, q, drafted, choose):
 
 
 def one_uniform_for_all_coins(p, q, drafted, choose):
-    accept = p_over_q(p, q, drafted).clamp(max=1)
+    accept = p_over_q(p[:-1], q, drafted).clamp(max=1)
     edges = torch.cat([accept.new_tensor([0, 1]), accept]).sort().values
     i = choose(edges.diff())  # u lies between edges i and i+1, and the coins ask no more
     n = (accept > edges[i]).cumprod(0).sum()
