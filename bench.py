@@ -126,8 +126,8 @@ def bottleneck(target, now):
 
 @torch.inference_mode()
 def one_pass(target, cache, rows, cached):
-    """A pass over so many rows behind so many tokens. The first time it fills the cache, too. It
-    gives something to go through, as `race` wants."""
+    """A pass over so many rows behind so many tokens. The first time it fills the cache, too.
+    Returns logits, and `race` goes through them as it does through the tokens of a text."""
     cache.length = min(cached, cache.length)
     fed = cached + rows - cache.length
     return target(torch.zeros(1, fed, dtype=torch.long, device=target.device), cache, rows)

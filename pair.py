@@ -119,6 +119,6 @@ def fast_dtype(device):
 def pick_threads(asked=None):
     """CPU threads: two at most. A pass of a small model gains a little from the second, and nothing
     from more; where another program is busy, threads that wait for one another cost much."""
-    if asked is not None and asked < 1:
-        raise ValueError(f"threads must be at least 1, not {asked}")
+    if asked is not None and not 1 <= asked <= 1024:  # OpenMP crashes with very many
+        raise ValueError(f"threads must be from 1 to 1024, not {asked}")
     return asked or min(2, os.cpu_count() or 1)

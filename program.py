@@ -140,8 +140,8 @@ def stopwatch(device):
 
 def race(ways, now, repeats=3):
     """Run each way of decoding `repeats` times, in turn: a machine is faster at some times than at
-    others. ways: functions that give something to go through. Returns what each way gave last, and
-    for each way a list of its seconds in each repeat."""
+    others. ways: functions; what one returns is gone through to its end. Returns what each way gave
+    last, and for each way a list of its seconds in each repeat."""
     given, seconds = [[] for _ in ways], [[] for _ in ways]
     for _ in range(repeats):
         for i, way in enumerate(ways):
@@ -204,23 +204,23 @@ def edges():
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        leave(141, "", sys.stdout)  # this fails again, and turns the output to nowhere
+        leave(141)
     except (ValueError, OSError) as error:
         if sys.flags.dev_mode:
             raise
-        leave(2, f"{Path(sys.argv[0]).name}: {visible(str(error))}", sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {visible(str(error))}", file=sys.stderr)
+        leave(2)
     except KeyboardInterrupt:
-        leave(130, "\ninterrupted", sys.stdout)
+        leave(130, "\ninterrupted\n")
     finally:
         if signal.getsignal(signal.SIGINT) is interrupt_once or hasattr(sys, "ps1"):
             signal.signal(signal.SIGINT, before)  # a notebook and a Python prompt go on
 
 
-def leave(code, line, stream):
-    """Say one more line, and exit."""
+def leave(code, line=""):
+    """Exit, with a last line on the output if anybody reads it."""
     try:
-        print(line, file=stream, flush=True)
-        sys.stdout.flush()
+        print(line, end="", flush=True)
     except OSError:  # Python flushes once more at its end: to nowhere, or it would complain then
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

@@ -39,8 +39,8 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
         one_hot = torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1)
         return one_hot.masked_fill(z.isnan().any(-1, keepdim=True), math.nan)
     if temperature != 1:
-        # The largest logit becomes 0 and stays 0 at any temperature: no inf - inf. Float32 knows the
-        # bounds as numbers and not as 0 and infinity: no 0 / 0, no inf / inf.
+        # The largest logit is made 0, which any temperature leaves 0: no inf - inf in the softmax.
+        # Beyond these bounds a float32 is 0 or infinite: there would be 0 / 0 or inf / inf.
         z = (z - z.amax(-1, keepdim=True)) / min(max(temperature, 1e-30), 1e30)
     if top_k is None and top_p == 1:
         return z.softmax(-1)
@@ -93,8 +93,8 @@ def check_seed(seed):
 
 @dataclass
 class Verdict:
-    """What a rule decides about the drafts of a round. A rule must give the first two. The trace
-    shows the others, and the first paragraph of the rule's docstring."""
+    """What a rule decides about the drafts of a round. A rule must give the first two, and write to
+    neither p nor q. The trace shows the others, and the first paragraph of the rule's docstring."""
     n: torch.Tensor  # (), how many drafts stand; on the device of p, as all tensors here
     token: torch.Tensor  # (), the token after them
     drawn_from: torch.Tensor = None  # (V,), the distribution of that token
@@ -145,11 +145,11 @@ def row(table, n):
 
 
 def verify_block(p, q, drafted, choose):
-    """The block rule decides once, for the whole run. keep: the probability that a draft and all
-    before it stand. chance: that its coin comes up 1, the probability that just so many drafts
-    stand if no more do. The last coin that is 1 decides: the drafts up to it stand. A correction is
-    drawn from left = max(0, keep·p - q), divided by its sum, with the keep of the last draft that
-    stands; a bonus from p.
+    """The block rule tosses a coin for each draft, and the last coin that is 1 decides: the drafts
+    up to it stand. keep: the probability that a draft and all before it stand. chance: that its
+    coin is 1, the probability that the run ends here if it goes no further. A correction is drawn
+    from left = max(0, keep·p - q), divided by its sum, with the keep of the last draft that stands;
+    a bonus from p.
 
     Arguments and law of verify_token. It accepts at least as many drafts on average, since a token
     that p likes more than q does makes up for one before it that p likes less. (Sun et al. 2024,

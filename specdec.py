@@ -144,7 +144,8 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
         check_drafts(drafted, q, asked, vocab_size)
 
         # 2. One target pass over what it has not read and all drafts.
-        safe = drafted.clamp(0, vocab_size - 1)  # an id beyond crashes a GPU; told below
+        # An id beyond the vocabulary would crash a GPU: clamped here, refused after the read.
+        safe = drafted.clamp(0, vocab_size - 1)
         feed = torch.cat([unfed, safe])
         p = distributions(target, feed, cache, warp, rows=len(drafted) + 1)  # (γ+1, V)
 
@@ -217,8 +218,8 @@ class DraftModel:
         room = self.model.config.context + 1 - len(tokens)  # the last draft is never fed
         for _ in range(min(gamma, room)):
             q.append(distributions(self.model, feed, self.cache, self.warp))  # (1, V)
-            feed = choose(q[-1])  # (1,)
-            drafted.append(feed)
+            drafted.append(choose(q[-1]))  # (1,)
+            feed = drafted[-1]  # the model reads its own draft next
         return torch.cat(drafted), torch.cat(q)  # (γ,), (γ, V)
 
 
