@@ -151,12 +151,7 @@ def round_costs(pair, tokens, settings, now):
 
 # ---------------------------------------------------------------- measured beside predicted
 
-def measure(pair, prompts, settings, now, gammas=GAMMAS):
-    """The figures of one drafter, rule and temperature: a dict for each gamma."""
-    return [measure_gamma(pair, prompts, replace(settings, gamma=gamma), now) for gamma in gammas]
-
-
-def measure_gamma(pair, prompts, settings, now):
+def measure(pair, prompts, settings, now):
     """The figures of one gamma. c and v come from runs of their own, which also warm up. Then both
     ways run in turn with the clock outside, past an end of text, so that they do the same work."""
     # Each prompt has a seed of its own; ^ stays within the range of seeds.
@@ -222,7 +217,7 @@ def print_rows(rows):
 
 def speedup_svg(rows):
     """Speedup against gamma as a picture, made of the pieces in bench_frame.svg: dots with their
-    spread are measured, lines predicted. rows: of one or more calls of `measure`."""
+    spread are measured, lines predicted. rows: what `measure` gave."""
     template = Path(__file__).with_name("bench_frame.svg").read_text(encoding="utf-8")
     frame, level, tick, dot, curve = template.split("\n\n")
     top = math.ceil(max(max(row["speedup_max"], row["predicted"] or 0) for row in rows))
@@ -272,7 +267,8 @@ def bench(pair, seed, now):
     for drafter, verify, temperature in groups:
         settings = program.Settings(min(128, pair.target.config.context // 2), seed=seed,
                                     temperature=temperature, drafter=drafter, verify=verify)
-        rows = measure(pair, prompts if drafter == "model" else prompts[:2], settings, now)
+        some = prompts if drafter == "model" else prompts[:2]
+        rows = [measure(pair, some, replace(settings, gamma=gamma), now) for gamma in GAMMAS]
         print_rows(rows)
         figures["rows"] += rows
     # The first of them is of the draft model, the token rule and temperature 1.

@@ -5,7 +5,6 @@
 
 import inspect
 import json
-import secrets
 import textwrap
 from pathlib import Path
 
@@ -146,10 +145,10 @@ def table(cells):
 
 
 def page(data):
-    """trace.html with the data in it. The browser runs only what bears the number of this page."""
+    """trace.html with the data in it."""
     source = Path(__file__).with_name("trace.html").read_text(encoding="utf-8")
     values = json.dumps(data).replace("<", "\\u003c")  # no token can end the script element
-    return source.replace("{{nonce}}", secrets.token_hex(16)).replace("{{data}}", values)
+    return source.replace("{{data}}", values)
 
 
 def main(arguments=None):
@@ -166,8 +165,7 @@ def main(arguments=None):
         else:
             print(*as_text(data), sep="\n")
         done = [one for one, _ in rounds]
-        figures = program.tally(done) if done else {}
-        program.write_json(options.json, {**figures, "rounds": done})
+        program.write_json(options.json, {**program.tally(done), "rounds": done})
 
 
 if __name__ == "__main__":

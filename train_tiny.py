@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from model import GPT, Config
 from pair import CHECKPOINTS, Pair, fast_dtype, pair_path, pick_device, save_pair
-from program import check_options, check_writable, edges, progress, visible
+from program import check_options, edges, progress, visible
 from sampling import check_seed
 from vocabulary import encode, train_tokenizer
 
@@ -72,15 +72,13 @@ def standard_library():
 
 
 def read_documents(paths):
-    """Each file as one document. ValueError for one that is empty or not UTF-8."""
+    """Each file as one document. ValueError for one that is not UTF-8."""
     documents = []
     for path in paths:
         try:
             documents.append(Path(path).read_text(encoding="utf-8"))
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not UTF-8 text") from None
-        if not documents[-1]:
-            raise ValueError(f"{path} is empty: give a file with text in it")
     return documents
 
 
@@ -249,17 +247,14 @@ def check_room_for(preset, documents, path):
     """Makes the pair's directory. OSError unless a file as large as the pair can be fits into it:
     all weights, and the corpus, at most a token of 8 bytes for each byte of text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_writable(path)
     models = [GPT(Config(preset.vocab_size, **shape)) for shape in (preset.target, preset.draft)]
     size = 4 * sum(w.numel() for model in models for w in model.parameters())  # bytes
     size += 8 * sum(len(text.encode()) for text in documents)
-    trial = path.with_suffix(".part")
     try:
-        trial.write_bytes(bytes(size))
+        with tempfile.TemporaryFile(dir=path.parent) as trial:
+            trial.write(bytes(size))
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        trial.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- command line

@@ -26,10 +26,11 @@ def test_the_gamma_shown_is_the_one_that_writes_fastest(monkeypatch):
     """Not the one with the largest speedup: plain decoding may be slow beside it."""
     def measured(pair, prompts, settings, now):
         assert len(prompts) == 2 and max(map(len, prompts)) <= 16
-        return [dict(gamma=gamma, speculative_tokens_per_s=rate, speedup=speedup)
-                for gamma, rate, speedup in ((2, 9.0, 1.5), (4, 10.0, 1.2), (8, 7.0, 1.1))]
+        rate, speedup = {2: (9.0, 1.5), 4: (10.0, 1.2), 8: (7.0, 1.1)}[settings.gamma]
+        return dict(gamma=settings.gamma, speculative_tokens_per_s=rate, speedup=speedup)
 
     monkeypatch.setattr(shapes, "measure", measured)
+    monkeypatch.setattr(shapes, "GAMMAS", (2, 4, 8))
     found = shapes.fastest(micro_pair(), Settings(), None)
     assert (found["gamma"], found["speedup"], found["n_layer"]) == (4, 1.2, 2)
     assert found["bits_per_byte"] == micro_pair().bits_per_byte["target"]
@@ -51,9 +52,10 @@ def small(monkeypatch, tmp_path):
 
     def measured(pair, prompts, settings, now):
         asked.append((settings.verify, settings.temperature))
-        return measure(pair, prompts[:1], replace(settings, max_new=4), now, (1, 2))
+        return measure(pair, prompts[:1], replace(settings, max_new=4), now)
 
     monkeypatch.setattr(shapes, "measure", measured)
+    monkeypatch.setattr(shapes, "GAMMAS", (2,))
     return asked
 
 
