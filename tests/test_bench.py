@@ -7,6 +7,7 @@ advance, and equal means equal up to rounding: nothing here is timed.
 import copy
 import itertools
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from dataclasses import replace
@@ -98,6 +99,11 @@ def test_a_token_that_the_wide_pass_rules_out_counts_as_one_that_it_hardly_allow
     certain = partial(warp, temperature=0)
     ratios = text_ratios(saying(1), DraftModel(saying(2, 3), certain), [1], [3, 3, 1], 1, certain)
     assert ratios == [[0], [close(1e30)], []]
+
+
+def test_the_block_rule_makes_up_for_no_impossible_token():
+    """q / p is infinite where p is 0, and 0 behind it: nothing stands there, and nothing is NaN."""
+    assert SURVIVAL["block"]([math.inf, 0.0, math.inf]) == [1, 1, 0, 0]
 
 
 # ---------------------------------------------------------------- a false clock

@@ -158,6 +158,45 @@ def test_each_text_of_a_batch_is_read_by_itself(batch, length, seed):
             assert (MODEL(one[None])[0] - logits).abs().max() < 1e-10
 
 
+def logits_by_hand(model, tokens):
+    """The forward pass written out, a token and a head at a time. Logits (T, V)."""
+    def norm(x):
+        return (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt()
+
+    x = [model.embed[token] for token in tokens]  # of each token (C,)
+    for block in model.blocks:
+        parts = [(block.qkv @ norm(one)).view(3, block.n_head, -1) for one in x]  # (3, nh, hs)
+        for i in range(len(x)):
+            heads = []
+            for head in range(block.n_head):
+                query = parts[i][0, head]
+                scores = [query @ parts[j][1, head] / len(query) ** 0.5 + model.bias[head, i, j]
+                          for j in range(i + 1)]
+                weights = torch.stack(scores).softmax(0)
+                heads.append(sum(weights[j] * parts[j][2, head] for j in range(i + 1)))
+            x[i] = x[i] + block.attn_out @ torch.cat(heads)
+        x = [one + block.mlp_out @ (block.mlp_in @ norm(one)).clamp(min=0) ** 2 for one in x]
+    return torch.stack([model.unembed @ norm(one) for one in x])
+
+
+def test_the_forward_pass_is_the_one_written_out_by_hand():
+    model = random_gpt(vocab_size=9, n_layer=2)
+    with torch.inference_mode():
+        assert (model(ids_of(TEXT))[0] - logits_by_hand(model, TEXT)).abs().max() < 1e-10
+
+
+def test_a_token_far_back_is_still_seen():
+    """With a cache, at any distance that the context allows."""
+    model = random_gpt(vocab_size=9, context=200)
+    far, near = ([first] + [0] * 198 for first in (1, 2))
+    last = []
+    for tokens in (far, near):
+        cache = model.new_cache()
+        model(ids_of(tokens), cache)
+        last.append(model(ids_of([0]), cache))
+    assert (last[0] - last[1]).abs().max() > 0
+
+
 def test_rows_are_the_logits_of_the_last_tokens():
     model = random_gpt(vocab_size=9)
     with torch.inference_mode():
@@ -194,8 +233,13 @@ def test_a_new_model_is_made_by_its_seed():
 
 
 def test_a_new_model_is_sure_of_nothing():
-    logits = GPT(Config(20, context=8, n_embd=8))(torch.tensor([[0, 1, 2]]))
-    assert logits.softmax(-1).unique().tolist() == pytest.approx([1 / 20])
+    """And each block begins as the identity, the weights inside at most C ** -0.5."""
+    model = GPT(Config(20, context=8, n_embd=16))
+    assert model(torch.tensor([[0, 1, 2]])).softmax(-1).unique().tolist() == pytest.approx([1 / 20])
+    (block,), x = model.blocks, torch.randn(1, 3, 16, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(block(x, model.bias[:, :3, :3]), x)
+    for weight in (block.qkv, block.mlp_in):
+        assert 0.9 * 16 ** -0.5 < weight.abs().max() <= 16 ** -0.5
 
 
 def test_a_new_model_repeats_no_weights_from_layer_to_layer():

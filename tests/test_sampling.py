@@ -443,6 +443,12 @@ def test_a_temperature_of_almost_zero_is_the_argmax(temperature, dtype):
     assert warp(tensor([1, 2, 3], dtype), temperature).tolist() == [0, 0, 1]
 
 
+def test_a_small_temperature_is_not_yet_zero():
+    for temperature in (1e-3, 1e-4, 1e-5):
+        probs = warp(tensor([0, temperature], torch.float64), temperature)
+        assert probs.tolist() == pytest.approx(tensor([0.0, 1]).softmax(-1).tolist())
+
+
 @pytest.mark.parametrize("setting", [
     *(dict(temperature=t) for t in (-1, -1e-300, math.nan, math.inf, -math.inf)),
     *(dict(top_k=k) for k in (0, -1)),

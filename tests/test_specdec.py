@@ -214,6 +214,14 @@ def test_a_text_may_fill_the_context_to_the_last_token(drafter):
     assert text(speculative(target, propose, prompt, 7, 4, greedy, seeded())) == expected
 
 
+@pytest.mark.parametrize("length, drafts", ((8, 4), (9, 4), (10, 3), (12, 1), (13, 0), (16, 0)))
+def test_a_draft_model_drafts_up_to_the_end_of_its_context(length, drafts):
+    """12 tokens are fed at most, and the last draft is not."""
+    propose = DraftModel(random_gpt(9, context=12), greedy)
+    drafted, q = propose([3] * length, 4, seeded())
+    assert len(drafted) == len(q) == drafts
+
+
 def test_a_draft_whose_context_ends_before_the_prompt_drafts_nothing():
     """And harms nothing."""
     target, draft, prompt = random_gpt(9, n_layer=2), random_gpt(9, context=4), [3, 1, 4, 1, 5]

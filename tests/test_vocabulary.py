@@ -29,6 +29,13 @@ FEW_LETTERS = st.sampled_from(["ab", "abc ", "aé", "éè", "कि", "日本", 
 TEXTS = st.one_of(st.text(CHARACTERS, max_size=20), FEW_LETTERS.flatmap(lambda few: st.text(few)))
 
 
+@pytest.mark.parametrize("one, most", [("a", 33), ("é", 33), ("日", 33), ("!", 33), ("_", 32),
+                                       (" ", 33), ("7", 1), ("\n", 2)])
+def test_no_piece_is_longer_than_33_characters(one, most):
+    """With the space or the line break before it; a digit is a piece of its own."""
+    assert max(map(len, re.findall(PIECES, f"\n{one * 100} {one * 100}"))) == most
+
+
 @times(10)
 @given(st.lists(TEXTS, min_size=1, max_size=4), st.integers(1, 4), st.integers(257, 320))
 @example([SCRIPTS], 300, 400)
