@@ -1085,6 +1085,8 @@ def test_a_text_that_ends_early_is_said_to(kept, monkeypatch, capsys):
     code, out, err = ended(specdec, [chr(1), *kept, "--max-new", 9], capsys)
     assert (code, err) == (0, "")
     assert "the text ended after 2 tokens; both ways were timed past that" in out
+    _, out, _ = ended(specdec, [chr(1), *kept, "--max-new", 2], capsys)
+    assert "the text ended" not in out  # as many tokens as were asked for
 
 
 # ---------------------------------------------------------------- terminal, pipe, file
