@@ -195,11 +195,12 @@ def against_theory(pair, prompts, settings, runs, c, v):
 
 def print_rows(rows):
     """A table of one drafter, rule and temperature, and the best gamma."""
+    plain = [row["plain_tokens_per_s"] for row in rows]  # each gamma beside a plain run of its own
     print("\n{drafter}, {verify} rule, temperature {temperature:g}: {new_tokens} new tokens, "
-          "plain {plain_tokens_per_s:.0f} tokens/s\n"
+          "plain {slowest:.0f} to {fastest:.0f} tokens/s\n"
           "       tokens per pass   accepted              tokens  speedup\n"
           "gamma measured theory Eq. 1  /tested     c    v     /s theory  measured ({runs} runs)"
-          .format(**rows[0]))
+          .format(slowest=min(plain), fastest=max(plain), **rows[0]))
     for row in rows:
         theory = {key: "-" if row[key] is None else f"{row[key]:.2f}"
                   for key in ("expected", "eq1", "predicted")}
@@ -217,7 +218,7 @@ def print_rows(rows):
 
 def speedup_svg(rows):
     """Speedup against gamma as a picture, made of the pieces in bench_frame.svg: dots with their
-    spread are measured, lines predicted. rows: what `measure` gave."""
+    spread are measured, lines predicted. rows: dicts of `measure`, in the order of `bench`."""
     template = Path(__file__).with_name("bench_frame.svg").read_text(encoding="utf-8")
     frame, level, tick, dot, curve = template.split("\n\n")
     top = math.ceil(max(max(row["speedup_max"], row["predicted"] or 0) for row in rows))

@@ -80,8 +80,8 @@ def prepared(options):
 
 def trained_pair(options):
     """The pair asked for. Where the default one is not there yet, it is trained and kept."""
-    check_options(options)
     check_seed(options.seed)
+    check_options(options)
     threads, device = pick_threads(options.threads), pick_device(options.device)
     dtype = getattr(torch, options.dtype) if options.dtype else None
     default = CHECKPOINTS / "tiny"
@@ -199,7 +199,8 @@ def edges():
     except (ValueError, OSError) as error:
         if sys.flags.dev_mode:
             raise
-        print(f"{Path(sys.argv[0]).name}: {visible(str(error))}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # there may be nobody to read it
+            print(f"{Path(sys.argv[0]).name}: {visible(str(error))}", file=sys.stderr)
         leave(2)
     except KeyboardInterrupt:
         leave(130, "\ninterrupted\n")

@@ -40,7 +40,7 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
         return one_hot.masked_fill(z.isnan().any(-1, keepdim=True), math.nan)
     if temperature != 1:
         # The largest logit is made 0, which any temperature leaves 0: no inf - inf in the softmax.
-        # Beyond these bounds a float32 is 0 or infinite: there would be 0 / 0 or inf / inf.
+        # Bounds that a float32 can hold: as 0 or infinity there would be 0 / 0 or inf / inf.
         z = (z - z.amax(-1, keepdim=True)) / min(max(temperature, 1e-30), 1e30)
     if top_k is None and top_p == 1:
         return z.softmax(-1)
@@ -120,7 +120,7 @@ def verify_token(p, q, drafted, choose):
 
 def p_over_q(p, q, drafted):
     """p(x) / q(x) of each token x, (γ,), from as many rows of p as of q. Infinity where q(x) is 0
-    or tiny."""
+    or tiny and p(x) is not."""
     x = drafted[:, None]
     return (p.gather(-1, x) / q.gather(-1, x))[:, 0]
 
@@ -147,9 +147,9 @@ def row(table, n):
 def verify_block(p, q, drafted, choose):
     """The block rule tosses a coin for each draft, and the last coin that is 1 decides: the drafts
     up to it stand. keep: the probability that a draft and all before it stand. chance: that its
-    coin is 1, the probability that the run ends here if it goes no further. A correction is drawn
-    from left = max(0, keep·p - q), divided by its sum, with the keep of the last draft that stands;
-    a bonus from p.
+    coin is 1, the probability that it and all before it stand, given that no longer run does. A
+    correction is drawn from left = max(0, keep·p - q), divided by its sum, with the keep of the
+    last draft that stands; a bonus from p.
 
     Arguments and law of verify_token. It accepts at least as many drafts on average, since a token
     that p likes more than q does makes up for one before it that p likes less. (Sun et al. 2024,

@@ -230,7 +230,8 @@ def notes_on(taken, meant):
 
 
 def train_and_keep(preset, paths, device, directory, seed=0):
-    """Train a pair and save it. What can be known to fail is refused before the training."""
+    """Train a pair and save it. A place that is no directory, or has no room, is refused before the
+    training. A pair that cannot be saved all the same is kept in a temporary directory."""
     check_seed(seed)
     documents, path = read_documents(paths), pair_path(directory)
     check_room_for(preset, documents, path)

@@ -101,8 +101,8 @@ def test_a_token_that_the_wide_pass_rules_out_counts_as_one_that_it_hardly_allow
     assert ratios == [[0], [close(1e30)], []]
 
 
-def test_the_block_rule_makes_up_for_no_impossible_token():
-    """q / p is infinite where p is 0, and 0 behind it: nothing stands there, and nothing is NaN."""
+def test_no_ratio_makes_up_for_a_token_never_drafted():
+    """A q / p of 0 ends the run, also between infinite ones: nothing is NaN."""
     assert SURVIVAL["block"]([math.inf, 0.0, math.inf]) == [1, 1, 0, 0]
 
 
@@ -451,7 +451,8 @@ def some_row(gamma, **figures):
             "speedup_max": 12.75, "runs": 3, **figures}
 
 
-SWEEP = [some_row(2, speedup=1.75), some_row(4, speedup=2.5, predicted=2.25),
+SWEEP = [some_row(2, speedup=1.75, plain_tokens_per_s=11111.0),
+         some_row(4, speedup=2.5, predicted=2.25),
          some_row(8, speedup=2.25, predicted=2.75, speedup_max=14.0),
          some_row(16, speedup=2.0, tokens_per_pass=17.0, speculative_tokens_per_s=30000.0)]
 
@@ -466,6 +467,7 @@ def test_a_table_shows_each_figure_in_80_columns(capsys):
     print_rows(SWEEP)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
+    assert lines[1].endswith(": 768 new tokens, plain 11111 to 12345 tokens/s")
     assert lines[-2].split() == ["16", "17.00", "16.75", "16.50", "0.987", "0.012", "1.23", "30000",
                                  "2.00", "2.00", "(1.25-12.75)"]
     print_rows([some_row(4, eq1=None)])

@@ -124,6 +124,14 @@ def test_bad_input_is_one_line_with_the_name_of_the_program(error, monkeypatch, 
     assert capsys.readouterr() == ("", "specdec.py: too hot\n")
 
 
+def test_bad_input_ends_with_2_also_where_nobody_reads_why(monkeypatch):
+    def write(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
+    assert end_of(raiser(ValueError("too hot"))) == 2
+
+
 def test_an_error_of_the_program_itself_shows_its_traceback():
     with pytest.raises(ZeroDivisionError):
         end_of(lambda: 1 / 0)

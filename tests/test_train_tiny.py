@@ -103,7 +103,6 @@ def sized(*sizes):
                            decode_bytes=lambda ids: bytes(sum(sizes[i] for i in ids)))
 
 
-
 @pytest.mark.parametrize("tokens, windows", ((9, 1), (10, 2)))
 def test_every_window_that_the_data_holds_is_drawn(tokens, windows):
     drawn = draw_windows(torch.arange(tokens), 50, 8, generator())
@@ -122,14 +121,15 @@ def test_held_out_text_is_measured_from_end_to_end(tokens, windows):
 
 
 def test_bits_per_byte_count_the_bytes_of_the_tokens_foretold():
-    """By hand: two windows, each token of another length, so that the first one's would show."""
-    model, data = random_gpt(vocab_size=9, context=4), torch.tensor([8, 1, 2, 3, 4, 0])
+    """By hand: two windows, each token of another length, so that the first one's would show. An
+    end of text (8) costs bits, and is no bytes of text."""
+    model, data = random_gpt(vocab_size=9, context=4), torch.tensor([5, 1, 8, 3, 4, 2])
     sizes = sized(0, 1, 2, 3, 40, 5, 6, 7, 80)
     bits = 0
     for window in (data[0:5], data[1:6]):
         log_p = model(window[None, :-1].to(DEVICE))[0].log_softmax(-1).cpu()
         bits -= sum(log_p[i, window[i + 1]].item() for i in range(4)) / math.log(2)
-    length = (1 + 2 + 3 + 40) + (2 + 3 + 40 + 0)
+    length = (1 + 0 + 3 + 40) + (0 + 3 + 40 + 2)
     assert bits_per_byte(model, data, sizes, 4) == pytest.approx(bits / length, rel=1e-5)
 
 
