@@ -408,6 +408,39 @@ def test_each_prompt_has_a_seed_of_its_own(monkeypatch):
         assert len(set(seeds)) == 3 and seed in seeds and all(0 <= one < 2 ** 63 for one in seeds)
 
 
+def test_c_and_v_are_medians_over_prompts_each_with_its_own_step(monkeypatch):
+    pair, clock = rig(monkeypatch)
+    steps = {1: 1.0, 2: 2.0, 3: 4.0}  # of a prompt of so many tokens
+    costs = {1: (0.1, 1.5), 2: (0.4, 2.0), 3: (4.0, 8.0)}
+
+    def decode_plain(pair, tokens, settings):
+        for token in range(settings.max_new):
+            clock.seconds += steps[len(tokens)]
+            yield token
+
+    monkeypatch.setattr(bench, "decode_plain", decode_plain)
+    monkeypatch.setattr(bench, "round_costs", lambda pair, tokens, *_: costs[len(tokens)])
+    (row,) = measured(pair, [[1], [1, 2], [1, 2, 3]], Settings(4), clock, (2,))
+    assert (row["c"], row["v"]) == (close(0.2), close(1.5))
+
+
+def test_all_ways_decode_128_tokens_and_the_model_six_prompts(monkeypatch, capsys):
+    """Of at most 16 tokens each. Lookup, which is fast to settle, has two."""
+    seen = []
+
+    def measure(pair, prompts, settings, now):
+        seen.append((settings.drafter, len(prompts), max(map(len, prompts)), settings.max_new))
+        return some_row(settings.gamma, drafter=settings.drafter)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "bottleneck", lambda *_: {})
+    pair = micro_pair()
+    bench.bench(replace(pair, prompts=["def " * 9] * 8), 0, Clock())
+    new = min(128, pair.target.config.context // 2)
+    assert set(seen) == {("model", 6, 16, new), ("lookup", 2, 16, new)}
+    assert len(seen) == len(GAMMAS) * (len(VERIFY) + len(DRAFTERS) * 2 - 1)
+
+
 # ---------------------------------------------------------------- the bottleneck
 
 def test_passes_take_what_their_rows_and_caches_make_them(capsys):
@@ -421,6 +454,15 @@ def test_passes_take_what_their_rows_and_caches_make_them(capsys):
     assert figures["pass_ms_by_length"] == {cached: close(1000 * (1 + STEP + CACHED * cached))
                                             for cached in (0, 16, 32, 48)}
     assert figures["memory_gb_per_s"] == close(4 * 2 ** 27 / 1e9)  # four bytes a number
+    ratio = (1 + A_PASS + A_ROW * 16 + CACHED * 16) / (1 + STEP + CACHED * 16)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split()[-2:] == [f"{ratio:.2f}", "█" * round(10 * ratio)]
+
+
+def test_the_first_sum_which_warms_up_is_not_timed(capsys):
+    clock, late = Clock(tick=1.0), iter([0.0])  # all looks but the first are 1000 s late
+    figures = bottleneck(random_gpt(9, context=64), lambda: clock() + next(late, 1000.0))
+    assert figures["memory_gb_per_s"] == close(4 * 2 ** 27 / 1e9)
 
 
 @pytest.mark.parametrize("dtype, size", [(torch.float32, 4), (torch.bfloat16, 2)], ids=str)
@@ -509,6 +551,13 @@ def test_dots_and_lines_of_the_picture_are_the_figures():
         here = x[row["gamma"]]
         assert seen == pytest.approx([here, y(row["predicted"]), here, y(row["speedup"]), here,
                                       y(row["speedup_min"]), here, y(row["speedup_max"])], abs=0.2)
+
+
+def test_the_axes_go_up_and_to_the_right_as_far_for_each_doubling():
+    _, x, levels = picture()
+    assert all(upper < lower for lower, upper in itertools.pairwise(levels))
+    doublings = [x[2 * gamma] - x[gamma] for gamma in (1, 2, 4, 8)]
+    assert doublings == [pytest.approx(70)] * 4  # wide enough for dots of one row each
 
 
 def test_the_picture_draws_no_line_that_theory_does_not():

@@ -202,6 +202,13 @@ def test_loading_a_checkpoint_runs_no_code_of_its_own(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
+def test_a_file_that_cannot_be_read_is_not_called_broken(tmp_path):
+    """To train again would not help."""
+    (tmp_path / "pair.pt").mkdir()
+    with pytest.raises(OSError):
+        load_pair(tmp_path)
+
+
 def test_a_directory_without_a_pair_is_one_clear_line(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match="--preset tiny or base, --out DIR"):
         load_pair(tmp_path / "none")

@@ -214,6 +214,15 @@ def test_a_text_may_fill_the_context_to_the_last_token(drafter):
     assert text(speculative(target, propose, prompt, 7, 4, greedy, seeded())) == expected
 
 
+def test_texts_in_turn_share_no_cache():
+    """Every draft of an identity rig is accepted, as long as each drafter has a cache of its own."""
+    target, draft = identity_rig(vocab_size=9, n_layer=2, context=64)
+    texts = [speculative(target, DraftModel(draft, warp), prompt, 24, 4, warp, seeded())
+             for prompt in ([3, 1, 4], [1, 5, 2, 6, 5])]
+    for one, other in zip(*texts, strict=True):
+        assert one.accepted == len(one.drafts) and other.accepted == len(other.drafts)
+
+
 @pytest.mark.parametrize("length, drafts", ((8, 4), (9, 4), (10, 3), (12, 1), (13, 0), (16, 0)))
 def test_a_draft_model_drafts_up_to_the_end_of_its_context(length, drafts):
     """12 tokens are fed at most, and the last draft is not."""
@@ -896,6 +905,25 @@ def test_an_end_of_text_typed_by_a_user_is_text(typed, kept, monkeypatch, capsys
                         lambda pair, tokens, *_, **__: prompts.append(tokens) or [])
     specdec.main([typed, "--max-new", "0", *map(str, kept)])
     assert prompts == [ids or [encoding.eot_token]] and capsys.readouterr().out.startswith(typed)
+
+
+def test_the_gamma_that_suits_the_pair_is_said_where_none_was_asked_for(kept, tmp_path, capsys):
+    path, gamma = tmp_path / "figures.json", micro_pair().gamma
+    _, out, _ = ended(specdec, ["def", *kept, "--max-new", "5", "--json", path], capsys)
+    assert f"gamma {gamma}\n" in out and strict(path)["gamma"] == gamma
+
+
+def test_each_token_is_shown_as_soon_as_it_is_there(monkeypatch):
+    shown = []
+
+    class Screen(io.StringIO):
+        def flush(self):
+            shown.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Screen())
+    encoding = micro_pair().encoding
+    stream([], iter([a_round([], 0, [ord(letter)]) for letter in "abc"]), encoding)
+    assert shown[-3:] == ["a", "ab", "abc"]
 
 
 def streamed(encoding, ids, capsys):

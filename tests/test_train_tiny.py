@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import textwrap
 from contextlib import nullcontext
 from dataclasses import replace
@@ -271,6 +272,9 @@ def test_soft_labels_are_the_targets_own_distributions(float32, capsys):
         assert p.dtype == torch.float16 and not p.requires_grad
         assert torch.allclose(p.float(), expected, atol=1e-3)
     assert all(weight.grad is None for weight in target.parameters())
+    entropies = [-(p.float() * p.float().log()).sum(-1).mean().item() for _, p in labels]
+    (shown,) = re.findall("loss ([0-9.]+)", capsys.readouterr().out)  # in place of a loss
+    assert float(shown) == pytest.approx(sum(entropies) / 5, abs=2e-3)
 
 
 # ---------------------------------------------------------------- what each stage reads
