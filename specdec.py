@@ -1,8 +1,8 @@
-"""Speculative decoding: the algorithm in its plainest form, then the same made fast.
+"""Speculative decoding: the algorithm as it is printed, then the same made fast.
 
-    python specdec.py                decode a text both ways and compare (trains a pair first, once)
-    python trace.py                  the same, one round at a time
-    python bench.py                  where the time goes, and what theory predicts
+    python specdec.py               write a text both ways and compare (trains a pair first, once)
+    python -m programs.trace        the same, one round at a time
+    python -m programs.bench        where the time goes, and what theory predicts
 
 A pass of the target model takes about as long for a few tokens as for one. So a small draft model
 writes gamma tokens ahead, the target judges all of them in one pass, and a rule accepts as many as
@@ -10,12 +10,10 @@ it can while the text still follows the target's own distribution. sampling.py e
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
-from model import check_vocabulary
-from sampling import VERIFY, Verdict, seeded, verify_token
+from sampling import verify_token
 
 
 # ---------------------------------------------------------------- the idea
@@ -47,7 +45,7 @@ def algorithm_1(p, q, tokens, gamma, choose):
     if n < gamma:  # rejected: correct the draft with what q leaves of p
         left = (p_rows[n] - q_rows[n]).clamp(min=0)
         token = choose(left / left.sum())
-    else:  # none rejected: one more token from p
+    else:  # none rejected: one more token from p, the bonus
         token = choose(p_rows[n])
     return drafts[:n] + [token.item()]
 
@@ -56,25 +54,31 @@ def algorithm_1(p, q, tokens, gamma, choose):
 
 # What the loops below ask of a model, so that one of another make can stand in its place:
 #   model.config.vocab_size   V: there are as many logits, in the order of the token ids
-#   model.config.context      the most tokens that one text can hold
-#   model.config.tokenizer    a name of the vocabulary: target and draft model must have the same
+#   model.config.context      the most tokens that it can read of one text
 #   model.device              where its inputs and outputs are
-#   model.new_cache()         an object with `length`, how many tokens it holds, 0 at first. Setting
-#                             it lower forgets the tokens behind; it is never set higher.
-#   model(ids, cache, rows)   feeds ids (1, T) after the tokens in the cache and adds them to it;
-#                             logits (1, rows, V) of the last `rows` of them
+#   model.new_cache()         an object whose `length` says how many tokens it holds, 0 at first.
+#                             Setting it lower forgets the tokens behind; it is never set higher.
+#   model(ids, cache)         reads ids (1, T) after the tokens in the cache, which then holds T
+#                             more. Returns logits (1, T, V). They depend on the text up to each
+#                             token and on nothing else: no dropout, and nothing that was forgotten.
+# Plain decoding forgets nothing, so a cache that cannot do it shows no fault there, and the text of
+# the fast loop is wrong. check_model in tests/law/test_law.py finds that in any model.
 
-def plain(target, tokens, max_new, warp, choose, eos=None):
+@torch.inference_mode()  # nothing is trained, by what is called from here either
+def plain(target, tokens, max_new, *, warp, choose, eos=None):
     """Autoregressive decoding with a cache: one target pass, one token. Yields up to max_new ids.
 
     tokens: ids of the prompt, at least one. warp: logits -> probabilities. choose: see
     sampling.seeded. eos: the id that ends a text. ValueError where the context is too small.
     """
-    tokens, cache = list(tokens), target.new_cache()
     check_room(target, tokens, max_new)
+    tokens, cache = list(tokens), target.new_cache()
     for _ in range(max_new):
-        p = distributions(target, unread(tokens, cache, target.device), cache, warp)  # (1, V)
-        (token,) = read([choose(p)], p.sum())
+        ids = unread(tokens, cache, target.device)  # (1, T): the prompt, then one token at a time
+        p = warp(target(ids, cache)[0, -1])  # (V,)
+        (token,), (is_law,) = read(choose(p), sums_to_1(p))
+        if not is_law:
+            raise ValueError("the target's logits are NaN")
         tokens.append(token)
         yield token
         if token == eos:
@@ -82,33 +86,29 @@ def plain(target, tokens, max_new, warp, choose, eos=None):
 
 
 def unread(tokens, cache, device):
-    """What a cache lacks of a text, (T,): the tokens to feed next."""
-    return torch.tensor(tokens[cache.length:], device=device)
+    """The ids of a text that a cache does not hold, (1, T): what the model reads next."""
+    if cache.length >= len(tokens):
+        raise ValueError(f"the cache holds {cache.length} tokens of a text of {len(tokens)}, and "
+                         "the last one is still to be read: was the cache rolled back?")
+    return torch.tensor([tokens[cache.length:]], device=device)
 
 
-@torch.inference_mode()  # there is nothing to train
-def distributions(model, feed, cache, warp, rows=1):
-    """Feed ids (T,) after what the cache holds. Returns the distribution of the token after each of
-    the last `rows` of them, (rows, V)."""
-    return warp(model(feed[None], cache, rows)[0])
+def sums_to_1(probs):
+    """(..., V) -> (...) of True and False. A row with a NaN does not."""
+    return (probs.sum(-1) - 1).abs() < 1e-3
 
 
-def read(parts, total):
-    """The one transfer from device to host a round: all integers of these tensors, as a list.
-
-    total: the sum of all distributions. One NaN among them makes it NaN: a ValueError.
-    """
-    *values, is_nan = torch.cat([part.view(-1) for part in (*parts, total.isnan())]).tolist()
-    if is_nan:
-        raise ValueError("a model's logits are NaN")
-    return values
+def read(*tensors):
+    """Whole numbers from the device to the host in one transfer: a list for each tensor."""
+    together = torch.cat([tensor.long().view(-1) for tensor in tensors]).cpu()
+    return [part.tolist() for part in together.split([tensor.numel() for tensor in tensors])]
 
 
 def check_room(target, tokens, max_new):
-    """Raises ValueError unless a prompt is there and the context holds it and the new tokens."""
+    """ValueError unless a prompt is there and the context holds it and the new tokens."""
     if not tokens:
         raise ValueError("the prompt is empty: start from the end-of-text token")
-    most = target.config.context + 1  # the last token is never fed
+    most = target.config.context + 1  # the last token is never read
     if len(tokens) + max_new > most:
         raise ValueError(f"the context of {target.config.context} has room for {most} tokens in "
                          f"all, and not for {len(tokens)} of the prompt and {max_new} new ones")
@@ -118,54 +118,60 @@ def check_room(target, tokens, max_new):
 
 # What the loop asks of a drafter, propose(tokens, gamma, choose) -> (drafted, q), both on the
 # target's device:
-#   drafted (γ,)              ids that may follow the text `tokens`: gamma of them, or fewer
-#   q (γ, V)                  the distribution that each of them was really drawn from
+#   drafted (k,)              ids that may follow the text `tokens`, k <= gamma; k may be 0
+#   q (k, V)                  the distribution that each of them was really drawn from; one-hot
+#                             where nothing was drawn
 
-def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=verify_token,
+@torch.inference_mode()
+def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify=verify_token,
                 eos=None):
     """Text with the law of `plain`, in fewer target passes. Yields a Round a pass.
 
-    propose: a drafter, see above. verify: a rule, see sampling. The others are as in `plain`.
-    ValueError where the context is too small, or where the drafter breaks its contract.
+    propose: a drafter, see above. verify: a rule, see sampling.verify_token. The others are as in
+    `plain`. ValueError where the context is too small, or the drafter breaks its contract.
     """
-    tokens, cache, vocab_size = list(tokens), target.new_cache(), target.config.vocab_size
     check_room(target, tokens, max_new)
-    if isinstance(propose, DraftModel):
-        check_vocabulary(target.config, propose.model.config, "draft")
+    tokens, cache = list(tokens), target.new_cache()
     end = len(tokens) + max_new
     while len(tokens) < end:
-        # What the target has not read, (T,): the last token, and at first all of the prompt. A copy
-        # to a GPU waits until the GPU is idle, so it is made before the drafts.
-        before, unfed = cache.length, unread(tokens, cache, target.device)
+        # The last token of the text, which came from a draw and was read by no pass; at first the
+        # whole prompt. (Made before the drafts: a copy to a GPU waits until the GPU is idle.)
+        before, last = cache.length, unread(tokens, cache, target.device)  # (1, T)
 
-        # 1. Draft. The round adds one token of the target's own: draft one fewer than are left.
+        # 1. Draft. One fewer than are left, since a round adds a token of the target's own.
         asked = min(gamma, end - len(tokens) - 1)
-        drafted, q = propose(tokens, asked, choose)  # (γ,), (γ, V)
-        check_drafts(drafted, q, asked, vocab_size)
+        drafted, q = propose(tokens, asked, choose)  # (k,), (k, V)
 
-        # 2. One target pass over what it has not read and all drafts.
-        # An id beyond the vocabulary would crash a GPU: clamped here, refused after the read.
-        safe = drafted.clamp(0, vocab_size - 1)
-        feed = torch.cat([unfed, safe])
-        p = distributions(target, feed, cache, warp, rows=len(drafted) + 1)  # (γ+1, V)
+        # 2. One pass of the target. The row of the last token judges draft 0, the row of a draft
+        #    judges the draft after it, and the row of the last draft is for the bonus.
+        rows = len(drafted) + 1
+        logits = target(torch.cat([last, drafted[None]], 1), cache)[0, -rows:]
+        p = warp(logits)  # (k+1, V)
+        if len(drafted) > asked or q.shape != p[:-1].shape:
+            raise ValueError(f"asked for {asked} drafts, the drafter gave {len(drafted)} with q of "
+                             f"shape {tuple(q.shape)}; p has the shape {tuple(p.shape)}")
 
-        # 3. Accept a run of drafts, and draw the token after it: correction or bonus.
-        verdict = verify(p, q, safe, choose)
-        n, token, *drafts = read([verdict.n, verdict.token, drafted], p.sum() + q.sum())
-        if any(not 0 <= x < vocab_size for x in drafts):
-            raise ValueError(f"drafted ids must be from 0 to {vocab_size - 1}, not {drafts}")
+        # 3. Accept the first n drafts, and draw the token after them: correction or bonus.
+        n, token = verify(p, q, drafted, choose)  # (), ()
 
-        # 4. Commit, up to an end of text.
+        # 4. Read the outcome: the one transfer from the device to the host in a round.
+        (n,), (token,), drafts, p_is_law, q_is_law = read(n, token, drafted, sums_to_1(p),
+                                                          sums_to_1(q))
+        if not all(q_is_law):
+            raise ValueError("the drafter's q is no distribution: its rows must sum to 1")
+        if not p_is_law[n]:
+            raise ValueError("the target's logits are NaN")
+
+        # 5. Commit, up to an end of text.
         new = drafts[:n] + [token]
         if eos in new:
             new = new[:new.index(eos) + 1]
         tokens += new
 
-        # 5. Roll the cache back to what is still true of the text. Its last token is not fed yet.
-        fed = cache.length
-        cache.length = len(tokens) - 1
-        accepted = min(n, len(new))  # an end of text may have cut some off
-        yield Round(drafts, accepted, new, before, fed, cache.length, verdict, p, q)
+        # 6. Roll the cache back: it keeps what it has read of the text. Rejected drafts leave it,
+        #    and the last token was never in it.
+        after, cache.length = cache.length, len(tokens) - 1
+        yield Round(drafts, min(n, len(new)), new, (before, after, cache.length), p, q)
         if new[-1] == eos:
             return
 
@@ -173,15 +179,12 @@ def speculative(target, propose, tokens, max_new, gamma, warp, choose, verify=ve
 @dataclass
 class Round:
     """What one pass of the target brought. Text, trace and bench are all made from these."""
-    drafts: list  # ids that the drafter proposed, also those behind an end of text
+    drafts: list  # ids that were proposed, also those behind an end of text
     accepted: int  # how many of them joined the text
-    new: list  # all ids that joined it: those, and the target's own unless the text ends before it
-    cache_before: int  # tokens in the target's cache before the pass
-    cache_fed: int  # after the pass
-    cache_kept: int  # after the rollback
-    verdict: Verdict = field(repr=False)
-    p: torch.Tensor = field(repr=False)  # (γ+1, V)
-    q: torch.Tensor = field(repr=False)  # (γ, V)
+    new: list  # all ids that joined it: those, and the target's own unless a draft ended the text
+    cache: tuple  # tokens in the target's cache: before the pass, after it, after the rollback
+    p: torch.Tensor = field(repr=False)  # (k+1, V)
+    q: torch.Tensor = field(repr=False)  # (k, V)
 
     @property
     def writers(self):
@@ -189,132 +192,34 @@ class Round:
         own = "correction" if self.accepted < len(self.drafts) else "bonus"
         return ["draft" if i < self.accepted else own for i in range(len(self.new))]
 
-    @property
-    def tested(self):
-        """Drafts up to the first rejection, it included; the token rule tests no more."""
-        return self.accepted + self.writers.count("correction")
-
-
-def check_drafts(drafted, q, asked, vocab_size):
-    """Raises ValueError where a drafter gives what the loop cannot use."""
-    if drafted.dim() != 1 or len(drafted) > asked or q.shape != (len(drafted), vocab_size):
-        raise ValueError(f"the drafter must give n drafts, (n,), and q, (n, {vocab_size}), with n "
-                         f"at most {asked}: it gave {tuple(drafted.shape)} and {tuple(q.shape)}")
-
-
-# ---------------------------------------------------------------- drafters
 
 class DraftModel:
-    """A drafter that decodes with a small model. Make one for each text: it keeps its cache."""
+    """The draft model as a drafter. Make one for each text: it keeps that text's cache."""
 
     def __init__(self, model, warp):
         self.model, self.warp, self.cache = model, warp, model.new_cache()
 
+    @torch.inference_mode()
     def __call__(self, tokens, gamma, choose):
-        self.cache.length = min(self.cache.length, len(tokens) - 1)  # forget rejected drafts
-        feed = unread(tokens, self.cache, self.model.device)  # (T,)
-        # Each begins with a part without rows, so that no drafts at all can be joined, too.
-        drafted, q = [feed[:0]], [torch.empty(0, self.model.config.vocab_size, device=feed.device)]
-        room = self.model.config.context + 1 - len(tokens)  # the last draft is never fed
+        # Rejected drafts leave the cache. Where all were accepted there are none, and two tokens
+        # are unread: the last draft, which was written and never read, and the bonus.
+        self.cache.length = min(self.cache.length, len(tokens) - 1)
+        ids = unread(tokens, self.cache, self.model.device)  # (1, T)
+        room = self.model.config.context + 1 - len(tokens)  # the last draft is never read
+        drafted, q = [], []
         for _ in range(min(gamma, room)):
-            q.append(distributions(self.model, feed, self.cache, self.warp))  # (1, V)
-            drafted.append(choose(q[-1]))  # (1,)
-            feed = drafted[-1]  # the model reads its own draft next
-        return torch.cat(drafted), torch.cat(q)  # (γ,), (γ, V)
+            q.append(self.warp(self.model(ids, self.cache)[0, -1]))  # (V,)
+            drafted.append(choose(q[-1]))  # ()
+            ids = drafted[-1].view(1, 1)  # the model reads its own draft next
+        if not drafted:
+            nothing = torch.empty(0, self.model.config.vocab_size, device=self.model.device)
+            return nothing[:, 0].long(), nothing
+        return torch.stack(drafted), torch.stack(q)  # (k,), (k, V)
 
 
-def prompt_lookup(vocab_size, device, eos=None):
-    """A drafter without a model: what followed the same words earlier in the text, up to an end of
-    text. Its q is one-hot: nothing was drawn, it would have proposed the same with certainty."""
-    def propose(tokens, gamma, choose):
-        ids = continuation(tokens)[:gamma]
-        if eos in ids:
-            ids = ids[:ids.index(eos) + 1]
-        drafted = torch.tensor(ids, dtype=torch.long, device=device)  # (γ,)
-        q = torch.zeros(len(ids), vocab_size, device=device).scatter_(1, drafted[:, None], 1)
-        return drafted, q
-
-    return propose
-
-
-def continuation(tokens):
-    """What followed the longest end of the text that occurred before, the last time it did."""
-    longest, place = 0, len(tokens)
-    for end in reversed(range(1, len(tokens))):
-        n = 0  # how many tokens before `end` are also the last tokens of the text
-        while n < end and tokens[end - 1 - n] == tokens[-1 - n]:
-            n += 1
-        if n > longest:
-            longest, place = n, end
-        if longest >= end - 1:
-            break  # nothing earlier can be longer
-    return tokens[place:]
-
-
-DRAFTERS = {  # add a drafter of your own here
-    "model": lambda pair, warp: DraftModel(pair.draft, warp),
-    "lookup": lambda pair, warp: prompt_lookup(pair.encoding.n_vocab, pair.target.device,
-                                               pair.encoding.eot_token),
-}
-
-
-# ---------------------------------------------------------------- one text, both ways
-
-def decode_plain(pair, tokens, settings, eos=None):
-    """The target alone: yields the new ids."""
-    choose = seeded(pair.target.device, settings.seed)
-    return plain(pair.target, tokens, settings.max_new, settings.warp(), choose, eos)
-
-
-def decode_speculative(pair, tokens, settings, eos=None, propose=None):
-    """Draft and target: yields a Round a pass. propose: a drafter, in place of a new one."""
-    propose = propose or DRAFTERS[settings.drafter](pair, settings.warp())
-    choose, gamma = seeded(pair.target.device, settings.seed), settings.gamma or pair.gamma
-    return speculative(pair.target, propose, tokens, settings.max_new, gamma, settings.warp(),
-                       choose, VERIFY[settings.verify], eos)
-
-
-def main(arguments=None):
-    import program  # not above: the loop needs sampling.py and model.py alone
-    options = program.decoding_parser("Write a text both ways.", DRAFTERS).parse_args(arguments)
-    with program.edges():
-        pair, settings, tokens = program.prepared(options)
-        check_room(pair.target, tokens, settings.max_new)
-        coming = decode_speculative(pair, tokens, settings, pair.encoding.eot_token)
-        rounds = program.stream(tokens, coming, pair.encoding)
-        figures = {}
-        if settings.max_new > 0:
-            figures = compare(pair, tokens, settings, program.stopwatch(pair.target.device))
-            print_comparison(figures, rounds)
-            print(f"on {pair.machine()}")
-        program.write_json(options.json, {**figures, "rounds": rounds})
-
-
-def compare(pair, tokens, settings, now):
-    """Decode one text both ways, past an end of text so that both do the same work. The figures."""
-    from program import race, rates, tally
-    ways = [partial(way, pair, tokens, settings) for way in (decode_plain, decode_speculative)]
-    race(ways, now, repeats=1)  # the first run of each is slow: it does not count
-    (ids, rounds), (plain_seconds, seconds) = race(ways, now)
-    return {**vars(settings), "plain_new_tokens": len(ids), **tally(rounds),
-            **rates(len(ids), plain_seconds, seconds)}
-
-
-def print_comparison(figures, rounds):
-    """Both ways side by side, and who wrote the text that was printed above."""
-    from program import COLOURS, coloured
-    print("\n             tokens/s  new tokens  passes  tokens/pass  accepted/tested\n"
-          "plain       {plain_tokens_per_s:9.0f}{plain_new_tokens:12}{plain_new_tokens:8}"
-          "         1.00\n"
-          "speculative {speculative_tokens_per_s:9.0f}{new_tokens:12}{passes:8}"
-          "{tokens_per_pass:13.2f}{accepted:13}/{tested}\n"
-          "speedup {speedup:.2f}x ({runs} runs: {speedup_min:.2f} to {speedup_max:.2f}), "
-          "gamma {gamma}".format(**figures))
-    writers = [writer for one in rounds for writer in one.writers]
-    if len(writers) < figures["new_tokens"]:
-        print(f"the text ended after {len(writers)} tokens; both ways were timed past that")
-    print("written by: " + ", ".join(coloured(f"{writer} {writers.count(writer)}", writer)
-                                     for writer in COLOURS))
+def main():
+    from programs import decode  # not above: the core needs none of the programs
+    decode.main()
 
 
 if __name__ == "__main__":

@@ -1,67 +1,42 @@
 """Train a target and a draft: corpus, vocabulary, target, draft, distillation.
 
-    python train_tiny.py                            the default pair, at most 5 minutes on two cores
-    python train_tiny.py --preset base              a larger pair, at most 30 minutes
-    python train_tiny.py --data shakespeare.txt     the same on a text of your own
+    python train_tiny.py                                     the default pair, in five minutes
+    python train_tiny.py --data shakespeare.txt              the same on a text of your own
+    python train_tiny.py --target 8x512 --draft 2x128 --minutes 30 --out checkpoints/larger
 
 The default corpus is on every machine already: the source of Python's standard library.
 """
 
-import argparse
 import math
 import os
-import tempfile
-from dataclasses import dataclass, replace
+import statistics
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from model import GPT, Config
-from pair import CHECKPOINTS, Pair, fast_dtype, pair_path, pick_device, save_pair
-from program import check_options, edges, progress, visible
-from sampling import check_seed
+from pair import Pair, fast_dtype, save_pair
 from vocabulary import encode, train_tokenizer
 
 
 @dataclass
-class Limit:
-    """How long a stage of training goes on: until one of the two is used up."""
-    steps: int
-    minutes: float
-
-
-@dataclass
-class Preset:
-    vocab_size: int
-    target: dict  # shapes, as in model.Config
-    draft: dict
-    limits: dict  # {stage of train_pair: Limit}
-    gamma: int  # the default of specdec.py: close to the best of bench.py at temperature 1
+class Recipe:
+    """What is trained, and for how long."""
+    target: str = "8x384"  # layers x width
+    draft: str = "1x192"
+    minutes: float = 4.5  # of all stages; the corpus and its vocabulary take some seconds more
+    gamma: int = 4  # the default of specdec.py: close to the best of the bench at temperature 1
+    vocab_size: int = 512
     batch: int = 32  # windows a step
     window: int = 128  # tokens a window; attention by distance carries over to longer texts
-
-    def scaled(self, minutes):
-        """The same preset with its limits made shorter or longer: `minutes` in all."""
-        if not 1e-9 < minutes < 1e9:
-            raise ValueError(f"minutes must be more than 0, and of a usual size, not {minutes}")
-        part = minutes / sum(limit.minutes for limit in self.limits.values())
-        limits = {stage: Limit(math.ceil(limit.steps * part), limit.minutes * part)
-                  for stage, limit in self.limits.items()}
-        # Soft labels stay in memory, 2 bytes for each token of the vocabulary at each place: 0.8 GB
-        # for tiny and 1.7 GB for base. There are never more than the preset says.
-        limits["labels"].steps = min(limits["labels"].steps, self.limits["labels"].steps)
-        return replace(self, limits=limits)
+    steps: float = math.inf  # the most steps of a stage, for a training that can be repeated
 
 
-PRESETS = {
-    "tiny": Preset(512, dict(n_layer=4, n_embd=256), dict(n_layer=1, n_embd=128),
-                   dict(target=Limit(560, 2.9), draft=Limit(200, 0.2),
-                        labels=Limit(200, 0.45), distilling=Limit(1100, 1.25)), gamma=2),
-    "base": Preset(512, dict(n_layer=6, n_head=8, n_embd=512), dict(n_layer=2, n_embd=128),
-                   dict(target=Limit(1000, 20), draft=Limit(400, 0.6),
-                        labels=Limit(400, 3), distilling=Limit(4000, 6)), gamma=6),
-}
+SHARES = {"target": 0.68, "draft": 0.04, "soft labels": 0.07, "distilling": 0.21}  # of the minutes
+MOST_LABELS = 200  # batches: they stay in memory, 4 MB each for a vocabulary of 512
 
 
 # ---------------------------------------------------------------- corpus
@@ -101,18 +76,37 @@ def excerpts(text, count=8, length=200):
     return [text[start:start + length] for start in starts if start < len(text)] or [text]
 
 
-def prepare(documents, preset):
+def prepare(documents, recipe):
     """The vocabulary of a corpus, the tokens to train on, the held-out tokens, and prompts."""
     train_part, held_out_part = split_documents(documents)
-    encoding = train_tokenizer(train_part, preset.vocab_size)
+    encoding = train_tokenizer(train_part, recipe.vocab_size)
     data, held_out = encode(train_part, encoding), encode(held_out_part, encoding)
     print(f"corpus: {len(documents)} documents, {len(data):,} tokens to train on, "
           f"{len(held_out):,} held out; vocabulary: {encoding.n_vocab} tokens", flush=True)
     for name, part in (("text", data), ("held-out tenth of the text", held_out)):
-        if len(part) <= preset.window:
+        if len(part) <= recipe.window:
             raise ValueError(f"the {name} is too short: {len(part)} tokens, and "
-                             f"{preset.window + 1} are the least; give more text")
+                             f"{recipe.window + 1} are the least; give more text")
     return encoding, data, held_out, excerpts("".join(held_out_part))
+
+
+# ---------------------------------------------------------------- models
+
+def shape(words):
+    """"8x384" -> the part of a Config that it stands for. ValueError for what is no shape."""
+    layers, _, width = words.partition("x")
+    if not (layers.isdecimal() and width.isdecimal() and int(layers) and int(width)):
+        raise ValueError(f"a shape is LAYERSxWIDTH, like 8x384, and not {words!r}")
+    if int(width) % 32:
+        raise ValueError(f"the width of {words} must be a multiple of 32, the size of a head")
+    return {"n_layer": int(layers), "n_embd": int(width), "n_head": int(width) // 32}
+
+
+def new_model(config, seed):
+    """Random weights, fixed by the seed. The global random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GPT(config)
 
 
 # ---------------------------------------------------------------- training
@@ -143,17 +137,35 @@ def total_variation(draft, windows, p):
     return 1 - torch.minimum(p.float(), q).sum(-1).mean()
 
 
-def fit(label, model, draw, loss_of, limit, seed):
-    """Minimise loss_of(model, *draw(generator)). Returns the number of steps done.
+def progress(label, recipe, losses, most=math.inf):
+    """Yields before each step of a stage how far it is, from 0 to 1, until its steps or its time
+    are used up. It takes a step at least. losses: the caller adds one a step; a mean is shown."""
+    seconds, steps = 60 * recipe.minutes * SHARES[label], min(recipe.steps, most)
+    began = printed = time.perf_counter()
+    done = 0
+    while done < 1:
+        yield done
+        now = time.perf_counter()
+        done = min(1, max(len(losses) / steps, (now - began) / seconds))
+        if done == 1 or now > printed + 10:
+            printed = now
+            print(f"{label:<11} {100 * done:3.0f}%, step {len(losses)}, "
+                  f"loss {statistics.mean(losses[-20:]):.3f}", flush=True)
 
-    Muon for the matrices inside the blocks, AdamW for the two embeddings. After a short warm-up the
+
+def fit(label, model, draw, loss_of, recipe, seed):
+    """Minimise loss_of(model, *draw(generator)), for the time of this stage.
+
+    Muon for the matrices inside the blocks, AdamW for the embeddings and norms. After a short warm-up the
     learning rate stays at its peak for a third of the way, then falls to 0 on a straight line.
     """
     generator = torch.Generator().manual_seed(seed)
-    muon = torch.optim.Muon(model.blocks.parameters(), weight_decay=0.01)
-    adam = torch.optim.AdamW([model.embed, model.unembed], betas=(0.9, 0.95), weight_decay=0)
+    matrices = [w for w in model.blocks.parameters() if w.dim() == 2]
+    others = [w for w in model.parameters() if all(w is not matrix for matrix in matrices)]
+    muon = torch.optim.Muon(matrices, weight_decay=0.01)
+    adam = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0)
     losses = []
-    for done in progress(label, limit, losses):
+    for done in progress(label, recipe, losses):
         batch = [part.to(model.device) for part in draw(generator)]
         loss = loss_of(model, *batch)
         loss.backward()
@@ -163,17 +175,16 @@ def fit(label, model, draw, loss_of, limit, seed):
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())
-    return len(losses)
 
 
 @torch.no_grad()
-def soft_labels(target, draw, limit, seed):
+def soft_labels(target, draw, recipe, seed):
     """A list of batches for the draft to imitate: windows (B, T+1), and the target's p after each
     of their tokens but the last (B, T, V). To ask the target is most of the work: it is done once,
     and the draft reads the answers many times."""
     generator = torch.Generator().manual_seed(seed)
     batches, entropies = [], []  # these are shown in place of losses
-    for _ in progress("soft labels", limit, entropies):
+    for _ in progress("soft labels", recipe, entropies, MOST_LABELS):
         (windows,) = draw(generator)
         p = next_logits(target, windows.to(target.device)).softmax(-1)  # (B, T, V)
         batches.append((windows, p.half().cpu()))
@@ -193,92 +204,43 @@ def bits_per_byte(model, data, encoding, window, most=256):
 
 # ---------------------------------------------------------------- the pair
 
-def train_pair(preset, documents, device, seed=0):
-    """Corpus in, pair out."""
-    encoding, data, held_out, prompts = prepare(documents, preset)
-    configs = (Config(encoding.n_vocab, tokenizer=encoding.name, **shape)
-               for shape in (preset.target, preset.draft))
-    target, draft = (GPT(config, seed).to(device) for config in configs)
+def train_pair(recipe, documents, device, directory=None, seed=0):
+    """Corpus in, pair out. Saved in a directory, if one is given: that this works is tried before
+    the training, under another name. OSError where it does not."""
+    shapes = {"target": shape(recipe.target), "draft": shape(recipe.draft)}
+    encoding, data, held_out, prompts = prepare(documents, recipe)
+    target, draft = (new_model(Config(encoding.n_vocab, **of_model), seed).to(device)
+                     for of_model in shapes.values())
+    pair = Pair(target, draft, encoding, prompts, recipe.gamma, {}, recipe.minutes)
+    if directory is not None:
+        save_pair(pair, directory, "trial.pt").unlink(missing_ok=True)
+    train_models(pair, data, recipe, seed)
+    for name, model in (("target", target), ("draft", draft)):
+        pair.bits_per_byte[name] = bits_per_byte(model, held_out, encoding, recipe.window)
+    print("held-out bits/byte: target {target:.3f}, draft {draft:.3f}".format(**pair.bits_per_byte))
+    if directory is not None:
+        print(f"kept in {save_pair(pair, directory)}")
+    return pair
 
+
+def train_models(pair, data, recipe, seed):
+    """Target, then draft, then the draft once more to imitate the target."""
     def windows(generator):  # a batch of one part; those with labels have two
-        return (draw_windows(data, preset.batch, preset.window, generator),)
-
-    # Each stage draws windows of its own: the labels are not only on what the target has just read.
-    limits = preset.limits
-    taken = fit("target", target, windows, cross_entropy, limits["target"], seed)
-    fit("draft", draft, windows, cross_entropy, limits["draft"], seed + 1)
-    labels = soft_labels(target, windows, limits["labels"], seed + 2)
+        return (draw_windows(data, recipe.batch, recipe.window, generator),)
 
     def labelled(generator):
         return labels[torch.randint(len(labels), (), generator=generator).item()]
 
-    fit("distilling", draft, labelled, total_variation, limits["distilling"], seed + 3)
-    bits = {name: bits_per_byte(model, held_out, encoding, preset.window)
-            for name, model in (("target", target), ("draft", draft))}
-    print("held-out bits per byte: target {target:.3f}, draft {draft:.3f}".format(**bits))
-    notes = notes_on(taken, limits["target"].steps)
-    return Pair(target, draft, encoding, bits, prompts, data, preset.gamma, notes)
+    # Each stage draws windows of its own: the labels are not only on what the target has just read.
+    fit("target", pair.target, windows, cross_entropy, recipe, seed)
+    fit("draft", pair.draft, windows, cross_entropy, recipe, seed + 1)
+    labels = soft_labels(pair.target, windows, recipe, seed + 2)
+    fit("distilling", pair.draft, labelled, total_variation, recipe, seed + 3)
 
-
-def notes_on(taken, meant):
-    """What to say of a pair whose target was trained for clearly fewer steps than was meant.
-    `meant` is infinite where only time was to end the training."""
-    if meant == math.inf or taken >= 0.9 * meant:
-        return []
-    return [f"a time limit ended the training of the target after {taken} of {meant} steps; a "
-            "target that knows less is easier to imitate, so the speedup is too large"]
-
-
-def train_and_keep(preset, paths, device, directory, seed=0):
-    """Train a pair and save it. A place that is no directory, or has no room, is refused before the
-    training. A pair that cannot be saved all the same is kept in a temporary directory."""
-    check_seed(seed)
-    documents, path = read_documents(paths), pair_path(directory)
-    check_room_for(preset, documents, path)
-    pair = train_pair(preset, documents, device, seed)
-    try:
-        save_pair(pair, directory)
-    except OSError as error:  # the disk has filled up meanwhile
-        path = save_pair(pair, tempfile.mkdtemp())
-        raise OSError(f"{error}; the pair is kept in {path.parent} instead") from error
-    print(f"kept in {visible(str(path))}")
-
-
-def check_room_for(preset, documents, path):
-    """Makes the pair's directory. OSError unless a file as large as the pair can be fits into it:
-    all weights, and the corpus, at most a token of 8 bytes for each byte of text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    models = [GPT(Config(preset.vocab_size, **shape)) for shape in (preset.target, preset.draft)]
-    size = 4 * sum(w.numel() for model in models for w in model.parameters())  # bytes
-    size += 8 * sum(len(text.encode()) for text in documents)
-    try:
-        with tempfile.TemporaryFile(dir=path.parent) as trial:
-            trial.write(bytes(size))
-    except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror}") from None
-
-
-# ---------------------------------------------------------------- command line
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description="Train a target and a draft model for specdec.py.")
-    parser.add_argument("--data", nargs="+", metavar="FILE",
-                        help="UTF-8 text (default: Python's standard library)")
-    parser.add_argument("--preset", choices=PRESETS, default="tiny")
-    parser.add_argument("--minutes", type=float, metavar="M",
-                        help="train for M minutes at most, in place of the preset's own time")
-    parser.add_argument("--out", metavar="DIR",
-                        help="where the pair is kept (default: checkpoints/PRESET)")
-    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    with edges():
-        check_options(options)
-        preset = PRESETS[options.preset]
-        if options.minutes is not None:
-            preset = preset.scaled(options.minutes)
-        train_and_keep(preset, options.data or standard_library(), pick_device(options.device),
-                       options.out or CHECKPOINTS / options.preset, options.seed)
+    from programs import options  # not above: the training needs none of the programs
+    options.train(arguments)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""What holds of all files together: who imports whom, where draws come from, how properties are
-written."""
+"""What holds of all files together: who imports whom, how much there is, and how tests are made."""
 
 import ast
 import sys
@@ -8,56 +7,76 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-PROGRAM = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
-TESTS = {path.stem: path for path in sorted(HERE.glob("*.py"))}
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+GROUND = {"sampling", "model", "vocabulary"}
+BELOW = {**dict.fromkeys(GROUND, set()), "specdec": GROUND, "pair": GROUND,
+         "train_tiny": GROUND | {"specdec", "pair"}, "variants": GROUND | {"specdec", "pair"}}
+PROGRAMS = sorted((ROOT / "programs").glob("*.py"))
+FOLDERS = ("programs", "exercises", "tests", "docs", "examples")
+ALL = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(
+    [*ROOT.glob("*.py"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))])}
 
 
-def syntax(path):
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imported(nodes):
-    """The modules that these nodes import, by the first part of their names."""
+def imported(tree):
+    """The modules that are imported anywhere in it, and their folders."""
     found = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            found.add(node.module.split(".")[0])
-    return found
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found | {name.split(".")[0] for name in found}
 
 
 # ---------------------------------------------------------------- who imports whom
 
-@pytest.mark.parametrize("name, allowed", [
-    ("sampling", set()), ("model", set()), ("vocabulary", set()), ("pair", {"model", "vocabulary"}),
-    ("specdec", {"sampling", "model"})])
-def test_the_loop_can_be_lifted_out_with_two_files(name, allowed):
-    """specdec.py imports more only inside of what its command line calls."""
-    assert imported(syntax(PROGRAM[name]).body) & PROGRAM.keys() == allowed
+@pytest.mark.parametrize("name", BELOW)
+def test_a_file_imports_from_the_floors_below_alone(name):
+    """But `main` of specdec.py and of train_tiny.py. So the core can be lifted out."""
+    tree = ALL[ROOT / f"{name}.py"]
+    inside = {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)
+              and imported(one)}
+    assert inside == ({"main"} if name in ("specdec", "train_tiny") else set())
+    top = set().union(*(imported(one) for one in tree.body if getattr(one, "name", "") != "main"))
+    assert top & {*BELOW, *FOLDERS} <= BELOW[name], "it imports from above"
 
 
-def test_nothing_imports_bench_or_trace():
-    for name, path in PROGRAM.items():
-        assert not {"bench", "trace"} & imported(ast.walk(syntax(path))), name
+def test_no_modules_import_each_other_in_a_circle():
+    """The floors have none; the programs may use each other, and those of the top use all."""
+    left = {f"programs.{path.stem}": imported(ALL[path]) for path in PROGRAMS}
+    while free := {name for name, needs in left.items() if not needs & left.keys()}:
+        left = {name: needs for name, needs in left.items() if name not in free}
+    assert not left, f"these import each other: {sorted(left)}"
+    assert {path.stem for path in ROOT.glob("*.py")} == BELOW.keys()
 
 
 def test_only_five_packages_are_needed():
-    """numpy, torch, tiktoken, and for the tests pytest and hypothesis."""
-    ours = PROGRAM.keys() | TESTS.keys() | sys.stdlib_module_names
-    for path in PROGRAM.values():
-        assert imported(ast.walk(syntax(path))) - ours <= {"numpy", "torch", "tiktoken"}, path.name
+    """By examples more: a pretrained model needs them."""
+    ours = {path.stem for path in ALL} | set(FOLDERS) | sys.stdlib_module_names
     needed = (ROOT / "requirements.txt").read_text(encoding="utf-8").split()
-    names = {line.split(">")[0] for line in needed}
-    assert names == {"numpy", "torch", "tiktoken", "pytest", "hypothesis"}
+    packages = {"numpy", "torch", "tiktoken", "pytest", "hypothesis"}
+    assert {line.split(">")[0] for line in needed} == packages
+    for path, tree in ALL.items():
+        others = {name for name in imported(tree) if "." not in name} - ours - packages
+        assert not others or path.parent.name == "examples", f"{path.name} imports {others}"
 
 
-def test_no_test_imports_a_test():
-    for name, path in TESTS.items():
-        modules = imported(ast.walk(syntax(path)))
-        assert not any(module.startswith("test_") for module in modules), name
+# ---------------------------------------------------------------- how much there is
+
+@pytest.mark.parametrize("most, files", [
+    (460, [ROOT / f"{name}.py" for name in ("specdec", "sampling", "model")]),
+    (900, [ROOT / f"{name}.py" for name in BELOW if name != "variants"]),
+    (750, [*PROGRAMS, ROOT / "variants.py"])], ids=("core", "core and training", "around it"))
+def test_there_is_no_more_to_read_than_was_promised(most, files):
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in files)
+    assert lines <= most, f"{lines} lines, and {most} are the most"
+
+
+def test_no_line_is_longer_than_100_columns():
+    long = [f"{path.name}:{number}" for path in ALL for number, line in enumerate(
+        path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 100]
+    assert not long, f"too long: {', '.join(long)}"
 
 
 # ---------------------------------------------------------------- draws and properties
@@ -67,42 +86,13 @@ DRAWS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "ran
          "shuffle", "choice", "choices"}
 
 
-def calls(nodes):
-    """(name called, the call) for every call by name among these nodes."""
-    found = (node for node in nodes if isinstance(node, ast.Call))
-    return [(getattr(call.func, "attr", getattr(call.func, "id", "")), call) for call in found]
-
-
 def test_every_draw_names_its_generator():
-    """So nothing depends on a global random state, or changes it."""
-    for path in (*TESTS.values(), *PROGRAM.values()):
-        for name, call in calls(ast.walk(syntax(path))):
-            named = [keyword.arg for keyword in call.keywords]
-            assert name not in DRAWS or "generator" in named, (path.name, call.lineno)
-
-
-def test_no_property_has_a_deadline():
+    """So nothing depends on a global random state, or changes it. And no property has a deadline,
+    for machines are busy."""
     assert settings().deadline is None
-    for path in TESTS.values():
-        for _, call in calls(ast.walk(syntax(path))):
-            for keyword in call.keywords:
-                assert keyword.arg != "deadline" or keyword.value.value is None, path.name
-
-
-def test_no_property_takes_a_fixture_of_one_call():
-    """Hypothesis calls a test many times for one set-up. Arguments may come from @given and from
-    parametrize alone."""
-    properties = 0
-    for name, path in TESTS.items():
-        for function in ast.walk(syntax(path)):
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            decorators = dict(calls(function.decorator_list))
-            if given := decorators.pop("given", None):
-                properties += 1
-                others = {"settings", "times", "example"}
-                marks = [one for one in function.decorator_list
-                         if getattr(getattr(one, "func", one), "id", "") not in others | {"given"}]
-                drawn = len(given.args) + len(given.keywords)
-                assert len(function.args.args) <= drawn + len(marks), (name, function.name)
-    assert properties > 20
+    for path, tree in ALL.items():
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            named = {keyword.arg for keyword in call.keywords}
+            assert name not in DRAWS or "generator" in named, (path.name, call.lineno)
+            assert "deadline" not in named or path.name == "conftest.py", path.name

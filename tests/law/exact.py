@@ -1,4 +1,4 @@
-"""The exact law of a program that draws: the proof helper.
+"""The exact law of a program that draws: what every proof here is made with.
 
 All randomness of decoding goes through `choose`. Run the program once for every way that its draws
 can fall, weigh each run by the probability of its draws, and the sum over runs is the exact law of
@@ -28,6 +28,7 @@ def every_outcome(program):
         def choose(probs):
             ids = []
             for row in probs.reshape(-1, probs.shape[-1]).tolist():  # rows are drawn independently
+                assert abs(sum(row) - 1) < 1e-3, f"drawn from {row}, which do not sum to 1"
                 possible = [i for i, probability in enumerate(row) if probability > 0]
                 outcome = script[len(taken)] if len(taken) < len(script) else 0
                 taken.append((outcome, len(possible)))
@@ -71,3 +72,14 @@ def marginal(joint, what):
 def distance(a, b):
     """The largest difference between two laws, over all results that either has."""
     return max(abs(a.get(result, 0) - b.get(result, 0)) for result in a.keys() | b.keys())
+
+
+def check_law(found, right, what="the text {}", bound=EXACT):
+    """Two laws are the same, or a sentence says where they are furthest apart. what: words for a
+    result, which takes the place of {}."""
+    def gap(result):
+        return abs(found.get(result, 0) - right.get(result, 0))
+
+    worst = max(sorted(found.keys() | right.keys()), key=gap)
+    assert gap(worst) < bound, (f"{what.format(worst)} has probability {found.get(worst, 0):.6g}, "
+                                f"and {right.get(worst, 0):.6g} is right")

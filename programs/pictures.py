@@ -1,0 +1,173 @@
+"""The pictures of the README and the page docs/law.html, all from one pair at work.
+
+    python -m programs.pictures checkpoints/tiny --bench bench.json     (what the bench wrote)
+"""
+
+import html
+import json
+import string
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+from programs.bench import measure, typical
+from programs.decode import decode_plain, stopwatch
+from programs.options import clear_errors, parser_of, prepared
+from programs.trace import page, trace
+
+DOCS = Path(__file__).parent.parent / "docs"
+PIECES = Path(__file__).with_suffix(".svg").read_text(encoding="utf-8").split("<!-- ")[1:]
+PIECES = dict(piece.split(" -->\n") for piece in PIECES)  # pictures are put together from these
+
+
+class Svg(string.Formatter):
+    def format_field(self, value, spec):
+        """A list holds pieces. All else is text, and stays text."""
+        return "".join(value) if isinstance(value, list) else html.escape(format(value, spec))
+
+
+def piece(kind, name="", **values):
+    """A piece with values in it. A character of a name is 11 wide."""
+    return Svg().format(PIECES[kind], name=name, wide=11 * len(name), **values)
+
+
+def picture(kind, data, height, **values):
+    body = [piece(kind, **values)]
+    return piece("frame", data["machine"], pair=data.get("pair", ""), height=height, body=body)
+
+
+def timeline_svg(data):
+    """Both ways from when the prompt is read, to scale; below each round the tokens it brought."""
+    plain, rounds, step = data["plain"][1:], data["rounds"][1:], typical(data["plain"])
+    span = min((m * 10 ** k for k in range(-3, 1) for m in (1, 1.5, 2, 3, 4, 5, 6, 8)),
+               key=lambda span: abs(span - 7.5 * step))  # a round number, of 6 to 9 plain steps
+    bars = [("pass", 76, end - took, end, 1) for took, end in zip(plain, accumulate(plain))]
+    tokens, x, end = [], 380 / span, 0  # x: the width of a second
+    for one in rounds:
+        (drafting, whole), k, start = one["seconds"], len(one["drafts"]), end
+        end = start + whole
+        bars += [("step", 150, start + drafting * i / k, start + drafting * (i + 1) / k, 0)
+                 for i in range(k)] + [("pass", 150, start + drafting, end, len(one["new"]))]
+        tokens += [piece(of["writer"], of["name"].rstrip("·")[:int(x * whole / 11)],
+                         x=10 + x * start, y=244 + 26 * i)
+                   for i, of in enumerate(one["new"]) if end <= span]
+    parts = [piece(kind if end <= span else "cut", str(count), x=10 + x * start, y=y,
+                   width=x * (min(end, span) - start))
+             for kind, y, start, end, count in bars if start < span]
+    alone, came = (sum(count for _, y, _, end, count in bars if y == lane and end <= span)
+                   for lane in (76, 150))
+    brought = sum(len(one["new"]) for one in rounds) / len(rounds)
+    cost = typical([one["seconds"][1] for one in data["rounds"]]) / step
+    gamma = data["settings"]["gamma"]
+    return picture("timeline", data, 430 + 26 * gamma, parts=parts + tokens, ms=1000 * span,
+                   half=500 * span, alone=alone, came=came, gamma=gamma, cost=cost,
+                   brought=brought, ratio=brought / cost, down=280 + 26 * gamma)
+
+
+def race_svg(data):
+    """One text both ways, each token at its time, and its part of a bar of time to scale."""
+    rounds = [(one["seconds"][1], one["new"]) for one in data["rounds"]]
+    text = [of for _, new in rounds for of in new]
+    steps = [(took, [of]) for took, of in zip(data["plain"], text)]
+    last = max(sum(took for took, _ in way) for way in (steps, rounds))
+    slower = max(1, round(8 / last))
+    period, y = slower * last + 4, 92  # at the end all stands for 4 seconds
+
+    def appear(second, *parts):
+        return piece("appear", parts=[*parts], period=period, at=slower * second / period)
+
+    parts = [appear(last * i / 40, piece("clock", f"{1000 * last * i / 40:.0f} ms"))
+             for i in range(41)]
+    for name, way in (("plain", steps), ("speculative", rounds)):
+        parts.append(piece("way", name, y=y))
+        x, top, y, end = 10, y, y + 52, 0
+        for took, new in way:
+            start, end = end, end + took
+            for i, of in enumerate(new):
+                kind, word = "p" if way is steps else of["writer"], of["name"].rstrip("·") or "·"
+                x, y = (x, y) if x + 11 * len(word) < 510 else (10, y + 30)
+                parts.append(appear(end, piece(kind, word, x=x, y=y), piece(
+                    f"{kind}_bar", x=10 + 500 * (start + took * i / len(new)) / last, y=top + 10,
+                    width=500 * took / len(new) / last)))
+                x += 11 * len(word) + 4
+        parts.append(appear(end, piece("flag", f"{1000 * end:.0f} ms", y=top)))
+        y += 50
+    return picture("race", data, y + 20, parts=parts, slower=slower, count=len(text))
+
+
+def position_svg(data, row, before):
+    """p and q at one place, as bars. before: the text before it."""
+    *items, others = row
+    scale, both = 320 / max(max(of["p"], of["q"]) for of in items), sum(of["both"] for of in row)
+    rows = [piece(of["mark"] or "mono", of["name"][:9], x=10, y=100 + 38 * i)
+            + piece("place", y=80 + 38 * i, **{key: scale * of[key] for key in ("p", "q", "both")})
+            for i, of in enumerate(items)]
+    return picture("position", data, 294 + 38 * len(items), rows=rows, others=others, both=both,
+                   rest=1 - both, down=110 + 38 * len(items), before=before)
+
+
+def speedup_svg(figures):
+    """Speedup against gamma, a curve for each way that was measured."""
+    rows, ways = figures["rows"], {}
+    for row in rows:
+        name = "{drafter}, {verify} rule, T = {temperature:g}".format(**row)
+        ways.setdefault(name, []).append(row)
+    up = -280 / (1 + int(max(row["speedup_max"] for row in rows)))  # of a speedup of 1
+    x = {gamma: 70 + 54 * i for i, gamma in enumerate(sorted({row["gamma"] for row in rows}))}
+    parts = [piece("level", f"{i}x", y=up * i) for i in range(1 + round(-280 / up))]
+    parts += [piece("gamma", str(gamma), x=at) for gamma, at in x.items()]
+    for i, (name, way) in enumerate(ways.items()):
+        points = " ".join(f"{x[row['gamma']]},{up * row['predicted']:.1f}" for row in way)
+        parts.append(piece("curve", name, y=80 + 28 * i, points=points,
+                           dash=("", "9 4", "2 3", "9 3 2 3", "16 4")[i % 5]))
+        parts += [piece("dot", x=x[row["gamma"]], low=up * row["speedup_min"], y=up * row["speedup"],
+                        high=up * row["speedup_max"]) for row in way]
+    return picture("speedup", figures, 510 + 28 * len(ways), parts=parts)
+
+
+def greedy(pair, settings, prompts):
+    """A text at temperature 0 that both ways write alike, for rounding may part them: of these the
+    one that repeats itself least."""
+    settings, found = replace(settings, temperature=0, max_new=40), {}
+    for tokens in prompts:
+        rounds, data = trace(pair, tokens, settings)
+        ids = [x for one in rounds for x in one.new]
+        if ids == list(decode_plain(pair, tokens, settings)):
+            found[len(set(ids))] = data
+    return found[max(found)]
+
+
+def main(arguments=None):
+    parser = parser_of("Draw the pictures of the README.", arguments, prompt=False)
+    parser.add_argument("checkpoint", metavar="DIR", help="a pair of train_tiny.py")
+    parser.add_argument("--bench", metavar="FILE", help="what the bench wrote, for the speedup")
+    parser.set_defaults(gamma=4)
+    options = parser.parse_args(arguments)
+    with clear_errors(parser):
+        pair, settings, tokens = prepared(options)
+        prompts = [pair.encoding.encode_ordinary(prompt)[:16] for prompt in pair.prompts]
+        data = trace(pair, tokens, settings)[1]
+        # A round of which two of four drafts stand, and where p and q of the third are instructive:
+        # about .6 in common, and many tokens that are likely.
+        rows = {k: one["rows"][2] for k, one in enumerate(data["rounds"])
+                if k and (len(one["drafts"]), one["accepted"]) == (4, 2)}
+        k = min(rows, key=lambda k: abs(sum(of["both"] for of in rows[k]) - 0.6)
+                + sum(of["p"] ** 2 for of in rows[k]))
+        names = [of["name"] for one in data["rounds"][:k] for of in one["new"]]
+        one, before = data["rounds"][k], "".join(names)[-43:]
+        place = "".join([*names, *(of["name"] for of in one["new"][:2])])[-43:]
+        law = {"pair": data["pair"], "machine": data["machine"], "items": rows[k], "text": place,
+               "measured": measure(pair, prompts[:3], settings, stopwatch(pair.target.device))}
+        texts = {"timeline.svg": timeline_svg(data), "law.html": page("law.html", law),
+                 "race.svg": race_svg(greedy(pair, settings, prompts)),
+                 "round.svg": picture("round", data, 600, one=one, last=names[-1], before=before),
+                 "position.svg": position_svg(data, rows[k], place)}
+        if options.bench:
+            figures = json.loads(Path(options.bench).read_text(encoding="utf-8"))
+            texts["speedup.svg"] = speedup_svg(figures)
+        for name, text in texts.items():
+            (DOCS / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
