@@ -124,7 +124,7 @@ def load(device):
     draft = copy.deepcopy(target)
     draft.config.num_hidden_layers = DRAFT_LAYERS
     encoding = SimpleNamespace(
-        eot_token=tokenizer.eos_token_id,
+        eot_token=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         decode_single_token_bytes=lambda token: tokenizer.decode([token]).encode())
     return SimpleNamespace(target=Pretrained(target), draft=Pretrained(draft), gamma=4,
@@ -142,7 +142,7 @@ def main(arguments=None):
     with clear_errors(parser):
         torch.set_num_threads(1)
         pair = load(pick_device())
-        print(f"SmolLM2-135M-Instruct in {pair.target.model.dtype} on {pair.target.device}, one thread")
+        print(f"SmolLM2-135M-Instruct in {pair.target.model.dtype}, one {pair.target.device} thread")
         for name, prompt in prompts.items():
             print(f"\n---- {name}")
             tokens = pair.encoding.encode(prompt)

@@ -1,6 +1,5 @@
-"""What the grading is made of: words for what is wrong, a limit in time, the exact law of an answer,
-a model that tells what it reads. A failure is raised, not asserted: python -O takes assertions out.
-"""
+"""What the grading is made of: words for what is wrong, a limit in time, the exact law of an
+answer, a model that tells what it read. Failures are raised: python -O takes assertions out."""
 
 import _thread
 import contextlib
@@ -76,8 +75,8 @@ def parts(result, *names):
 
 def is_tensor(name, value, shape, dtype):
     require(isinstance(value, torch.Tensor) and tuple(value.shape) == shape
-            and value.dtype == dtype, f"{name} is {kind(value)}; right is a tensor of shape {shape} "
-            f"in {dtype}" + ": torch.tensor(n, device=p.device) makes one" * (name == "n"))
+            and value.dtype == dtype, f"{name} is {kind(value)}; right is a tensor of shape "
+            f"{shape} in {dtype}" + ": torch.tensor(n, device=p.device) makes one" * (name == "n"))
 
 
 @contextlib.contextmanager
@@ -90,7 +89,7 @@ def case(words):
 
 
 def told(error):
-    """An exception in one line; of a crash with the last line of the answer that it went through."""
+    """An exception in one line; of a crash with the line of the answer that it came from."""
     if isinstance(error, Failure):
         return str(error)
     return f"it crashes: {type(error).__name__}: {str(error).strip()}{where(error)}"
@@ -105,8 +104,8 @@ def where(error):
 # ---------------------------------------------------------------- an answer, graded
 
 def is_written(answer):
-    """Whether the `raise NotImplementedError` of a stub is gone. answer: a function, or a class with
-    a __call__, or None where the name is not there."""
+    """Whether the `raise NotImplementedError` of a stub is gone. answer: a function, or a class
+    with a __call__, or None where the name is not there."""
     function = inspect.unwrap(answer.__call__ if inspect.isclass(answer) else answer)
     return answer is not None and "NotImplementedError" not in function.__code__.co_names
 
@@ -153,7 +152,7 @@ def limit(seconds, name):
         signal.signal(signal.SIGINT, handler)
 
 
-# ---------------------------------------------------------------- the exact law of what may be wrong
+# ---------------------------------------------------------------- the exact law of an answer
 
 def outcomes(program, most=2000):
     """every_outcome of a program that may be wrong. It fails where a right one would have ended,
@@ -172,8 +171,8 @@ def outcomes(program, most=2000):
     for number, outcome in enumerate(every_outcome(program_that_ends), 1):
         require(random_states() == before, "a number was drawn from the random state of torch, "
                 "numpy or Python (torch.multinomial, torch.rand, ...): draw with choose, coins too")
-        require(number <= most, f"more than {most} ways that the draws can fall, and a right answer "
-                "has fewer: it draws what is not needed, such as drafts past the end of the text")
+        require(number <= most, f"more than {most} ways that the draws can fall, and a right "
+                "answer has fewer: it draws what is not needed, as drafts past the end of the text")
         yield outcome
 
 
@@ -183,13 +182,13 @@ def random_states():
 
 def check_probs(probs):
     require(isinstance(probs, torch.Tensor) and probs.dim() > 0 and probs.dtype == torch.float64,
-            f"choose was given {kind(probs)}; it takes a tensor of probabilities (..., V) in float64 "
-            "as p and q are (a coin: torch.stack([1 - a, a]))")
+            f"choose was given {kind(probs)}; it takes a tensor of probabilities (..., V) in "
+            "float64, as p and q are (a coin: torch.stack([1 - a, a]))")
     for row in probs.reshape(-1, probs.shape[-1]).tolist():
         given = f"choose was given {numbers(row)}: "
         require(sum(row) == sum(row), given + "was something divided by 0?")
-        require(min(row) >= 0, given + "one is below 0. Is min(1, p / q), or max(0, p - q), cut off "
-                "at its bound?")
+        require(min(row) >= 0, given + "one is below 0. Is min(1, p / q), or max(0, p - q), cut "
+                "off at its bound?")
         require(abs(sum(row) - 1) < 1e-9, given + "that does not sum to 1. A residual must be "
                 "divided by its sum")
 
@@ -221,18 +220,38 @@ def check_drafts(draft, right):
             same_law(f"after the drafts {drafts[:i]} the row of q is", row, should, {
                 "q has to be what the draft was drawn from, not one-hot": ids == drafts[i],
                 "that is the row after the token before": right(drafts[:max(0, i - 1)])})
-        require(abs(weight - drawn) < 1e-9, f"the drafts {drafts} come with probability {weight:.4f}, "
-                f"and by q with {drawn:.4f}: q is not what they were drawn from"
+        require(abs(weight - drawn) < 1e-9, f"the drafts {drafts} come with probability "
+                f"{weight:.4f}, and by q with {drawn:.4f}: q is not what they were drawn from"
                 + ", they are the likeliest tokens" * (weight == 1))
 
 
-# ---------------------------------------------------------------- a model that tells what it read
+# ---------------------------------------------------------------- drafters and models that tell
+
+def watched(propose, text, new):
+    """A drafter for `new` tokens after the text, that is to be used as the loop uses it."""
+    known = []
+
+    def watching(tokens, gamma, choose):
+        left = len(text) + new - len(tokens)
+        require(tokens[:len(text)] == text,
+                f"the drafter of the text {text} was called for another text, {tokens}")
+        require(left > 0, "a text that is complete was drafted for once more")
+        require(gamma < left, f"{gamma} drafts were asked for with {left} tokens to go; right is "
+                f"{left - 1}: a round adds a token of the target's own")
+        require(len(tokens) not in known, f"the drafter was called again for the text {tokens}: a "
+                "round adds a token of the target's own, also where the drafter gives none")
+        known.append(len(tokens))
+        return propose(tokens, gamma, choose)
+
+    return watching
+
+
 
 class Reader:
     """A model whose logits are random numbers, fixed by the whole text that it has read. `passes`
     are the passes so far: (ids that the cache held, ids that were read)."""
 
-    def __init__(self, seed, vocab_size=3, context=16):
+    def __init__(self, seed, vocab_size=2, context=16):
         self.config, self.device = Config(vocab_size, context=context), DEVICE
         self.seed, self.passes = seed, []
 
@@ -240,17 +259,20 @@ class Reader:
         return SimpleNamespace(ids=[], length=0)  # behind `length` are ids too, as in memory
 
     def __call__(self, ids, cache=None):
-        require(isinstance(ids, torch.Tensor) and ids.dim() == 2 and len(ids) == 1,
-                f"a model reads ids of shape (1, T), and was given {kind(ids)}")
-        require(ids.shape[1] > 0, "a model was given no token to read: was its cache rolled back?")
+        """ids (1, T); without a cache (B, T). Logits (B, T, V)."""
+        require(isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[1] > 0,
+                f"a model reads ids of shape (1, T), and was given {kind(ids)} (T is 0 where a "
+                "cache was not rolled back)")
+        require(0 <= ids.min() and ids.max() < self.config.vocab_size,
+                f"a model was given {ids.tolist()}, not all of which are ids of the vocabulary")
         cache = cache or self.new_cache()
-        held, read = cache.ids[:cache.length], ids[0].tolist()
-        text = held + read
-        if len(text) > self.config.context:
-            raise ValueError(f"{len(text)} tokens do not fit the context of {self.config.context}")
-        cache.ids[cache.length:len(text)], cache.length = read, len(text)
-        self.passes.append((held, read))
-        return torch.stack([self.after(text[:len(held) + i + 1]) for i in range(len(read))])[None]
+        held, end = cache.ids[:cache.length], cache.length + ids.shape[1]
+        if end > self.config.context:
+            raise ValueError(f"{end} tokens do not fit the context of {self.config.context}")
+        cache.ids[cache.length:end], cache.length = ids[0].tolist(), end
+        self.passes.append((held, ids[0].tolist()))
+        return torch.stack([torch.stack([self.after(held + read[:i + 1]) for i in range(len(read))])
+                            for read in ids.tolist()])
 
     def after(self, text):
         """Logits of the token after a text, (V,)."""
@@ -265,12 +287,12 @@ def table(*rows):
     return torch.tensor(rows, dtype=torch.float64, device=DEVICE)
 
 
-@functools.cache
-def random_row(size, seed):
-    return random_table(size, seed=seed)
-
-
 def random_table(*shape, seed=0):
     """Normal numbers, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE)
+
+
+@functools.cache
+def random_row(size, seed):
+    return random_table(size, seed=seed)

@@ -143,4 +143,4 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
 
 if __name__ == "<run_path>":  # the name of a file that --use runs
     from exercises.stand_ins import plug_in
-    plug_in(globals())
+    print("your steps:", ", ".join(plug_in(globals())) or "none yet, all are the reference's")

@@ -4,6 +4,7 @@ A step runs among the stand-ins of all others, on models that tell what they rea
 way that the draws can fall. Where what came is just what a well-known mistake gives, it is named.
 """
 
+import functools
 import itertools
 import math
 from types import SimpleNamespace
@@ -13,13 +14,16 @@ import torch
 
 from exact import marginal
 from exercises import stand_ins
-from exercises.grading import (DEVICE, Failure, Reader, case, check_drafts, check_law, close, graded,
+from exercises.grading import (DEVICE, Reader, case, check_drafts, check_law, close, graded,
                                is_tensor, kind, law, numbers, parts, require, same, same_law, table)
 from sampling import residual, verify_token, warp
 from specdec import DraftModel, Round, algorithm_1
 
 P = table([0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.25, 0.35, 0.4])
 Q = table([0.25, 0.6, 0.15], [0.4, 0.35, 0.25])
+
+
+hot = functools.partial(warp, temperature=2)  # of the draft model: it is similar to the target
 
 
 def likeliest(probs):
@@ -80,8 +84,9 @@ def check_rule(answer, p, q, runs):
     for n in range(k + 1):
         token = table(*(sum(law.get((n, x), 0) for law in laws) for x in range(3)))
         if token.sum() > 0:
-            same_law(f"after {n} accepted drafts{', the next one rejected,' * (n < k)} the token has "
-                     "the law", token / token.sum(), p[n] if n == k else residual(p[n], q[n]),
+            next_one = ", the next one rejected," * (n < k)
+            same_law(f"after {n} accepted drafts{next_one} the token has the law",
+                     token / token.sum(), p[n] if n == k else residual(p[n], q[n]),
                      (mistaken_bonus if n == k else mistaken_correction)(p, q, n))
 
 
@@ -131,11 +136,12 @@ def mistaken_stands(p, q, runs):
 def mistaken_correction(p, q, n):
     return {
         "the correction comes from p, and not from the residual": p[n],
-        "the correction comes from q": q[n], "the correction comes from q - p": residual(q[n], p[n]),
+        "the correction comes from q": q[n],
+        "the correction comes from q - p": residual(q[n], p[n]),
         "it is the likeliest token, not a draw": one_hot(residual(p[n], q[n])),
         "the correction is drawn from the last row of p, as if it were the bonus": p[-1],
         "the residual is that of row 0": residual(p[0], q[0]),
-        "the rows are shifted by one: the residual takes the next row of p": residual(p[n + 1], q[n])}
+        "the rows are shifted by one: the residual takes row n+1 of p": residual(p[n + 1], q[n])}
 
 
 def mistaken_bonus(p, q, n):
@@ -163,7 +169,7 @@ def check_feed(answer):
                 str(new): "the drafts are missing"})
             right = list(range(len(new) - 1, len(ids)))
             same("rows", [row + len(ids) if row < 0 else row for row in rows], right, {
-                str([row + 1 for row in right]): "shifted by one, a row is of the token AFTER its id",
+                str([row + 1 for row in right]): "shifted by one, a row is of what comes AFTER it",
                 str([row + length for row in right]): "they are counted from the first id read",
                 str(right[:-1]): "the row for the bonus is missing",
                 str(right[1:]): "the row that judges draft 0 is missing, of the text's last token",
@@ -175,8 +181,9 @@ def check_feed(answer):
 def check_commit(answer):
     drafts = [7, 0, 4]
     for words, drafts, n, token, eos in [
-            ("all of the drafts [7, 0, 4] accepted", drafts, 3, 6, None), ("no drafts", [], 0, 6, None),
+            ("all of the drafts [7, 0, 4] accepted", drafts, 3, 6, None),
             ("one accepted", drafts, 1, 6, None), ("none accepted", drafts, 0, 6, 9),
+            ("no drafts", [], 0, 6, None),
             ("an end of text, 9, that is the token", drafts, 1, 9, 9),
             ("an end of text, 0, that is an accepted draft", drafts, 3, 6, 0),
             ("an end of text, 4, that is a rejected draft", drafts, 1, 6, 4)]:
@@ -207,12 +214,12 @@ def check_committed(answer, text, drafts, n, token, eos):
 
 def check_draft_model(answer):
     check_reading(answer)
-    model, text = Reader(2), [0, 1]
+    model, text = Reader(2, 3), [0, 1]
     check_drafts(lambda choose: draft(answer(model, warp), text, 2, choose, 2),
                  lambda drafts: model.law_after(text + drafts))
     for gamma, context, length, right in [(0, 16, 3, 0), (4, 5, 4, 2), (4, 5, 6, 0), (1, 5, 5, 1)]:
         with case(f"gamma {gamma}, a text of {length} tokens, a context of {context}"):
-            model = Reader(2, context=context)
+            model = Reader(2, 3, context)
             draft(answer(model, warp), [0, 1, 2, 0, 1, 2][:length], gamma, likeliest, right)
 
 
@@ -228,10 +235,10 @@ def draft(drafter, text, gamma, choose, right):
 
 def check_reading(answer):
     """What the model reads in four calls, from the text as it grows."""
-    model = Reader(2)
+    model = Reader(2, 3)
     drafter, text, held, drafts = answer(model, warp), [2, 0, 1], 0, []
-    for when, stands in [("in its first call", 0), ("after both drafts were accepted", 2),
-                         ("after the second draft was rejected", 1), ("after both were rejected", 0)]:
+    for when, stands in [("in its first call", 0), ("after two accepted drafts", 2),
+                         ("after one accepted draft of two", 1), ("after two rejected drafts", 0)]:
         if drafts:
             held = len(text) + min(stands, 1)  # the second draft was never read
             text = text + drafts[:stands] + [(drafts[stands] + 1) % 3 if stands < 2 else 2]
@@ -252,13 +259,13 @@ def check_passes(who, came, right):
             cause = ": the cache holds what is not of the text, was it rolled back?"
         elif read == text[len(text) - len(read):]:
             cause = ": that leaves a hole, a token between them was never read"
-        require((held, read) == (right_held, right_read), f"{who} read {read} behind {held}; right is "
-                f"{right_read} behind {right_held}{cause}")
+        require((held, read) == (right_held, right_read), f"{who} read {read} behind {held}; right "
+                f"is {right_read} behind {right_held}{cause}")
     require(len(came) == len(right), f"{who} ran {len(came)} times, and {len(right)} passes are "
             "enough" + ": the last draft need not be read" * (len(right) > 1))
 
 
-# ---------------------------------------------------------------- 6 to 8. rounds, the loop, all of it
+# ---------------------------------------------------------------- 6 to 8. rounds, loop, all of it
 
 PROMPT = [0, 1]
 
@@ -275,29 +282,32 @@ def check_together(student):
         check_speculative(student["speculative"], student["DraftModel"], student["verify_token"])
 
 
-def check_speculative(loop, make=DraftModel, rule=verify_token, new=4, gamma=2):
-    """The law of the text, the passes that it takes, and the joint law of accepted drafts and tokens
-    are those of Algorithm 1, written again and again."""
-    target, draft = Reader(1, 2), Reader(2, 2)
+def check_speculative(loop, make=DraftModel, rule=verify_token, new=4):
+    """The law of the text, the passes that it takes, and the joint law of accepted drafts and
+    tokens are those of Algorithm 1, again and again."""
+    target, draft = Reader(1), Reader(1)
     with case("the target as its own draft model, so that all is accepted"):
-        rounds = write(loop, target, make(Reader(1, 2), warp), rule, 7, 3, likeliest, None)
-        require(len(rounds) == 2, f"7 tokens took {len(rounds)} passes of up to 3 drafts; right is 2: "
-                "does the draft model read the text as it is?")
-    for eos in (None, 0, 1):
-        came = law(lambda choose: write(loop, target, make(draft, warp), rule, new, gamma, choose, eos))
-        right = law(lambda choose: algorithm_1_again(target, draft, new, gamma, choose, eos))
-        text, told = (lambda rounds: sum((new for _, new in rounds), ())), f"with end of text {eos} the"
-        check_law(marginal(came, text), marginal(right, text), f"{told} text")
-        passes = [sum(len(rounds) * w for rounds, w in joint.items()) for joint in (came, right)]
-        require(close(*passes), f"{told} text has the right law, but it takes {passes[0]:.4f} passes on "
+        rounds = write(loop, target, make(draft, warp), rule, 7, 3, likeliest, None)
+        require(len(rounds) == 2, f"7 tokens took {len(rounds)} passes of up to 3 drafts; right is "
+                "2: does the draft model read the text as it is?")
+    for gamma, eos in [(2, None), (1, None), (2, 0), (2, 1)]:
+        came = law(lambda choose: write(loop, target, make(draft, hot), rule, new, gamma, choose,
+                                        eos))
+        right = law(lambda choose: algorithm_1_again(target, new, gamma, choose, eos))
+        texts = [marginal(rounds, lambda rounds: sum((new for _, new in rounds), ()))
+                 for rounds in (came, right)]
+        check_law(*texts, f"with end of text {eos} the text")
+        passes = [sum(len(rounds) * w for rounds, w in of.items()) for of in (came, right)]
+        require(close(*passes), f"the text has the right law, but takes {passes[0]:.4f} passes on "
                 f"average; right is {passes[1]:.4f}: does the draft model read the text as it is?")
-        check_law(came, right, f"{told} rounds, as (drafts accepted, new tokens),")
+        check_law(came, right, "the rounds, each told as (drafts accepted, new tokens),")
 
 
-def algorithm_1_again(target, draft, new, gamma, choose, eos):
+def algorithm_1_again(target, new, gamma, choose, eos):
+    p, q = target.law_after, lambda text: hot(target.after(text))
     tokens, rounds = list(PROMPT), []
     while (left := len(PROMPT) + new - len(tokens)) and not (rounds and tokens[-1] == eos):
-        came = algorithm_1(target.law_after, draft.law_after, tokens, min(gamma, left - 1), choose)
+        came = algorithm_1(p, q, tokens, min(gamma, left - 1), choose)
         cut = came[:came.index(eos) + 1] if eos in came else came
         rounds.append((min(len(came) - 1, len(cut)), tuple(cut)))
         tokens += cut
@@ -311,8 +321,8 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
     def drafter(tokens, asked, choose):
         left = len(PROMPT) + new - len(tokens)
         same("the text that propose was given", tokens, text)
-        same(f"with {left} tokens to go the number of drafts asked for", asked, min(gamma, left - 1), {
-            str(min(gamma, left)): "a round adds a token of the target's own, too"})
+        same(f"with {left} tokens to go the number of drafts asked for", asked,
+             min(gamma, left - 1), {str(min(gamma, left)): "a round adds one of the target's own"})
         return propose(tokens, asked, choose)
 
     def judge(p, q, drafted, choose):
@@ -323,11 +333,12 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
                                     for i in range(len(drafts) + 1)]))
         return rule(p, q, drafted, choose)
 
-    for one in loop(target, drafter, prompt, new, gamma=gamma, warp=warp, choose=choose, verify=judge,
-                    eos=eos):
+    for one in loop(target, drafter, prompt, new, gamma=gamma, warp=warp, choose=choose,
+                    verify=judge, eos=eos):
         require(isinstance(one, Round), f"{kind(one)} came for a round; right is a Round")
         with case(f"round {len(rounds) + 1}, after the text {text} with the drafts {one.drafts}"):
-            held, read, text = len(text) - 1 if rounds else 0, len(text + one.drafts), text + one.new
+            held, read = len(text) - 1 if rounds else 0, len(text + one.drafts)
+            text += one.new
             same("`cache` of the Round", tuple(one.cache), (held, read, len(text) - 1), {
                 str((held, held, len(text) - 1)): "was the cache given to the target?"})
             same("`accepted` of the Round", one.accepted, min(one.accepted, len(one.new)), {
@@ -335,16 +346,19 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
         target.passes.clear()
         rounds.append((one.accepted, tuple(one.new)))
         came = text[len(PROMPT):]
-        require(eos not in came[:-1], f"the new tokens are {came}: none may come behind the end, {eos}")
+        require(eos not in came[:-1], f"the new tokens are {came}: none may come behind {eos}, an "
+                "end of text")
         require(len(came) <= new, f"{len(came)} new tokens came, one too many: max_new is {new}")
     same("the caller's list, of which a copy is to grow,", prompt, PROMPT)
-    require(len(came) == new or eos in came[-1:], f"the text ended after {len(came)} of {new} tokens")
+    require(len(came) == new or eos in came[-1:],
+            f"the text ended after {len(came)} of {new} tokens")
     return tuple(rounds)
 
 
 def check_p(p, logits):
     right = logits.softmax(-1)
-    same("the shape of p, a row for each draft and one for the bonus,", tuple(p.shape), tuple(right.shape))
+    same("the shape of p, a row for each draft and one for the bonus,", tuple(p.shape),
+         tuple(right.shape))
     for i, row in enumerate(p):
         same_law(f"row {i} of p is", row, right[i], {
             "these are logits, warp makes them a distribution": logits[i],
@@ -352,12 +366,12 @@ def check_p(p, logits):
 
 
 CHECKS = dict(zip(stand_ins.STEPS, (
-    check_residual, check_verify_token, check_feed, check_commit, check_draft_model, check_one_round,
-    check_speculative)))
+    check_residual, check_verify_token, check_feed, check_commit, check_draft_model,
+    check_one_round, check_speculative)))
 
 
 def grade(name, student, seconds=60):
-    """None where a step stands, and a sentence where it does not. student: the names of the file."""
+    """None where a step stands, and a sentence where it does not. student: names of the file."""
     if name == "together":
         return graded("the ladder as a whole", check_together, student, seconds)
     others = {other: getattr(stand_ins, other) for other in stand_ins.STEPS if other != name}

@@ -25,8 +25,6 @@ def close(wanted):
     return pytest.approx(wanted, rel=1e-9)
 
 
-# ---------------------------------------------------------------- theory
-
 @given(st.integers(0, 1000), st.integers(1, 50))
 def test_equation_1_is_the_sum_of_chances_to_stand(thousandths, gamma):
     alpha = thousandths / 1000
@@ -41,7 +39,7 @@ def test_the_best_gamma_is_that_of_theorem_3_8(alpha, c, gamma, speedup):
     assert (1 + int(np.argmax(speedups)), round(max(speedups), 2)) == (gamma, speedup)
 
 
-# ---------------------------------------------------------------- what passes, steps and rounds cost
+# ---------------------------------------------------------------- what a pass and a step cost
 
 A_PASS, A_ROW, A_DRAFT, A_RULE = 1.0, 0.125, 0.0625, {"token": 0.03125, "block": 0.25}
 STEP = A_PASS + A_ROW  # a pass of the target over one row

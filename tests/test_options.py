@@ -1,4 +1,4 @@
-"""programs/options.py: options, prompts and files, and how a program ends, whatever a person does."""
+"""programs/options.py: options, prompts and files, and how a program ends."""
 
 import io
 import os
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import train_tiny
-from micro import DEVICE, MICRO, SOURCE, Micro, ended, is_one_clear_line, micro_pair, quiet_pair
+from micro import DEVICE, MICRO, SOURCE, Micro, ended, is_one_clear_line, micro_pair
 from model import GPT
 from pair import load_pair, save_pair
 from programs import bench, decode, options
@@ -27,7 +27,6 @@ from variants import DRAFTERS, RULES
 from vocabulary import END_OF_TEXT
 
 ROOT = Path(options.__file__).resolve().parent.parent
-both_programs = pytest.mark.parametrize("program", (decode, bench), ids=("decode", "bench"))
 
 
 def of_command_line(*arguments):
@@ -38,27 +37,22 @@ def of_command_line(*arguments):
 
 # ---------------------------------------------------------------- what is refused
 
-BAD = {"gamma": ("0", "-3"), "temperature": ("-1", "nan", "inf"), "top-k": ("0", "-1"),
-       "top-p": ("0", "-0.1", "1.5", "nan"), "threads": ("0", "100000"), "device": ("tpu", ""),
-       "checkpoint": ("",), "use": ("", "no/such/file.py"), "json": ("", "no/such/file", ".")}
+BAD = ("gamma=0 gamma=-3 temperature=-1 temperature=nan temperature=inf top-k=0 top-k=-1 top-p=0 "
+       "top-p=-0.1 top-p=1.5 top-p=nan threads=0 threads=100000 device=tpu device= checkpoint= "
+       "checkpoint=no/such use= use=no/such json= json=no/such json=.").split()
 
 
-@pytest.mark.parametrize("option, value", [(name, one) for name, all in BAD.items() for one in all])
-@both_programs
-def test_a_value_out_of_range_is_one_clear_line_before_any_work(program, option, value, kept,
-                                                                monkeypatch, capsys):
-    """An empty name, of a shell variable that is not set, asks for no default."""
-    monkeypatch.setattr(options, "load_pair", forbidden)
-    result = ended(program, [*kept, f"--{option}={value}"], capsys)
-    word = f"--{option} is empty" if value == "" else value if option in ("use", "json") else option
-    assert is_one_clear_line(result, word)
-
-
-def test_earlier_figures_stay_until_there_are_others(tmp_path, capsys):
-    old = tmp_path / "old"
+@pytest.mark.parametrize("asked", BAD)
+def test_a_value_out_of_range_is_one_clear_line(asked, kept, tmp_path, monkeypatch, capsys):
+    """Before any work, and earlier figures stay. An empty name, of a shell variable that is not
+    set, asks for no default."""
+    monkeypatch.setattr(GPT, "forward", forbidden)
+    old, (option, value) = tmp_path / "old", asked.split("=")
     old.write_text("earlier figures", encoding="utf-8")
-    arguments = ["--checkpoint", tmp_path / "none", "--json", old]
-    assert is_one_clear_line(ended(decode, arguments, capsys), "no trained pair")
+    word = value if option in ("checkpoint", "use", "json") else option
+    for program in (decode, bench):
+        result = ended(program, [*kept, "--json", old, f"--{asked}"], capsys)
+        assert is_one_clear_line(result, word if value else f"--{option} is empty")
     assert old.read_text(encoding="utf-8") == "earlier figures"
 
 
@@ -75,14 +69,13 @@ def test_a_prompt_is_taken_as_it_was_typed(typed, kept):
 
 def test_a_fresh_clone_trains_a_pair_once_and_keeps_it(tmp_path, monkeypatch, capsys):
     """The default one, with all the threads that there are: --threads is for the decoding."""
-    given, directory = [], tmp_path / "checkpoints" / "tiny"
-    directory.mkdir(parents=True)  # a first training was interrupted
-
     def train(recipe, documents, device, directory):
         given.append((recipe, documents, device.type, torch.get_num_threads()))
         save_pair(micro_pair(), directory)
 
-    monkeypatch.setattr(options, "CHECKPOINTS", tmp_path / "checkpoints")
+    given = []
+    (tmp_path / "tiny").mkdir()  # a first training was interrupted
+    monkeypatch.setattr(options, "CHECKPOINTS", tmp_path)
     monkeypatch.setattr(options, "standard_library", lambda: [textwrap.__file__])
     monkeypatch.setattr(options, "train_pair", train)
     torch.set_num_threads(2)
@@ -90,15 +83,7 @@ def test_a_fresh_clone_trains_a_pair_once_and_keeps_it(tmp_path, monkeypatch, ca
     (first, out, _), (second, later, _) = (ended(decode, arguments, capsys) for _ in range(2))
     assert first == second == 0 and given == [(Recipe(), [SOURCE], DEVICE.type, 2)]
     assert out.startswith("no trained pair yet: training one") and "no trained pair" not in later
-    assert (directory / "pair.pt").exists() and torch.get_num_threads() == 1
-
-
-def test_training_and_decoding_need_no_network(tmp_path, monkeypatch, capsys):
-    for name in ("socket", "create_connection", "getaddrinfo"):
-        monkeypatch.setattr(socket, name, forbidden)
-    save_pair(quiet_pair(replace(MICRO, steps=1), [SOURCE]), tmp_path)
-    arguments = ["def", "--max-new", 5, "--checkpoint", tmp_path, "--device", DEVICE.type]
-    assert ended(decode, arguments, capsys)[::2] == (0, "")
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize("asked, variable, threads", [
@@ -154,7 +139,7 @@ def started(program, arguments, stdout, **more):
 def test_a_program_called_by_a_link_writes_plain_text_into_a_pipe(kept, tmp_path):
     """From another directory, where a file has the name of a module of ours."""
     (tmp_path / "link.py").symlink_to(ROOT / "specdec.py")
-    (tmp_path / "model.py").write_text("raise SystemExit('another model.py')", encoding="utf-8")
+    (tmp_path / "model.py").touch()
     arguments = ["def é🙂", *kept, "--max-new", 9]
     process = started(tmp_path / "link.py", arguments, subprocess.PIPE, cwd=tmp_path)
     out, err = process.communicate()
@@ -203,6 +188,9 @@ def test_what_a_model_reads_and_writes_is_harmless(prompt, tmp_path, capsys):
 
 @pytest.mark.parametrize("encoding", ("ascii", "cp1252"))
 def test_an_output_of_few_characters_gets_what_it_can_show(encoding, kept, tmp_path, monkeypatch):
+    """Of a training and a text. And no network is needed for them."""
+    for name in ("socket", "create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, forbidden)
     pipe = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", pipe)
     monkeypatch.setattr(options, "Recipe", Micro)

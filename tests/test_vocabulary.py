@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import vocabulary
 from micro import micro_pair
-from vocabulary import (END_OF_TEXT, PIECES, encode, learn_merges, make_encoding, merge, speller,
+from vocabulary import (END_OF_TEXT, PIECES, encode, learn_merges, make_encoding, speller,
                         train_tokenizer)
 
 BYTES = [bytes([b]) for b in range(256)]
@@ -37,25 +37,16 @@ def test_text_is_encoded_into_the_tokens_that_training_counted(parts, repeats, s
     assert not text or train_tokenizer([text], size).name == encoding.name
 
 
-@given(TEXTS, st.integers(1, 3))
-@example("abababab aaaa baaab", 2)
-def test_each_new_token_is_the_most_frequent_pair(text, repeats):
-    """Byte-pair encoding as it is told: before each merge, count all pairs in all the text."""
-    pieces, merges = re.findall(PIECES, text * repeats), []
-    words = [[bytes([b]) for b in piece.encode()] for piece in pieces]
-    while pairs := Counter(pair for word in words for pair in zip(word, word[1:])):
-        pair = max(pairs, key=lambda pair: (pairs[pair], pair))
-        if pairs[pair] < 2:
-            break
-        merges.append(b"".join(pair))
-        words = [merge(word, pair) for word in words]
-    for size in (260, 1000):
-        assert learn_merges(Counter(pieces), size)[0] == [*BYTES, *merges][:size - 1]
+def test_each_new_token_is_the_most_frequent_pair_of_neighbours():
+    """Counted anew each time; of equally frequent pairs the last in order. None that comes once."""
+    pieces = {"abab": 2, "abc": 1, "cdcd": 1}
+    assert learn_merges(pieces, 300)[0] == [*BYTES, b"ab", b"cd", b"abab"]
+    assert learn_merges(pieces, 259)[0] == [*BYTES, b"ab", b"cd"]
 
 
 def test_no_piece_is_longer_than_33_characters():
     """With the space or the line break before it; a digit is a piece of its own."""
-    for one, most in {"a": 33, "é": 33, "日": 33, "!": 33, "_": 32, " ": 33, "7": 1, "\n": 2}.items():
+    for one, most in zip("aé日! _7\n", (33, 33, 33, 33, 33, 32, 1, 2)):
         assert max(map(len, re.findall(PIECES, f"\n{one * 100} {one * 100}"))) == most, one
 
 
@@ -77,12 +68,6 @@ def test_a_text_with_few_repetitions_gives_a_smaller_vocabulary(documents, size,
     """256 bytes, "aa" where it occurs twice, and the end of text, which has the last id."""
     encoding = train_tokenizer(documents, size)
     assert (encoding.n_vocab, encoding.eot_token) == (n_vocab, n_vocab - 1)
-
-
-def test_an_encodings_name_tells_vocabularies_of_one_size_apart():
-    first, again, other, swapped = (make_encoding([*BYTES, *more]).name for more in (
-        [b"ab", b"cd"], [b"ab", b"cd"], [b"ab", b"ce"], [b"cd", b"ab"]))
-    assert first == again and len({first, other, swapped}) == 3
 
 
 # ---------------------------------------------------------------- to tokens and back

@@ -3,9 +3,14 @@ failure."""
 
 LAW = "does not have the target's law"
 NOT_PLAIN = "plain decoding on the same noise writes"
-PROBABILITY = "(how many stand, the token after them)"
+PROBABILITY = "the (n, token)"
 TRAINED = "where 300 steps of Adam"
 TRAINED_HEAD = "with its own head 1 - alpha is"
+PROPOSE = "    def propose(tokens, gamma, choose):\n"
+COUNTS = "counts = torch.full((vocab_size, vocab_size), smoothing, dtype=torch.float64)\n"
+STAND = "none, candidate 1 and candidate 2 stand with the probabilities"
+FROM_1 = ("return which, choose(p[which]).item()\n        left = residual(left, q)\n"
+          "    return 0,")
 LINE = "least sum of squares"
 
 WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
@@ -17,11 +22,11 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("return n, own[n]", "return n, own[-1]", PROBABILITY),
         ("== drafted)", "== choose(q))", PROBABILITY),
         ("choose(p)", "p.argmax(-1)", PROBABILITY),
-        ("    own = choose(p)", "    return verify_token(p, q, drafted, choose)\n    own = choose(p)",
+        ("own = choose(p)", "return verify_token(p, q, drafted, choose)\n    own = choose(p)",
          PROBABILITY),  # lossless, but another rule
         ("return n, own[n]", "return n[None], own[n][None]", "right is a tensor of shape ()"),
         ("return n, own[n]", "return n.item(), own[n].item()", "n is 2 (int); right is a tensor"),
-        ("return n, own[n]", "return own[n]", "right is a pair, (n, token)"),
+        ("return n, own[n]", "return own[n]", "right is (n, token)"),
         ("choose(p)", "torch.multinomial(p, 1)[:, 0]", "draw with choose"),
         ("return n, own[n]", "return n, own[int(n[None][:len(drafted)])]", "it crashes"),
     ],
@@ -34,9 +39,9 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("warp(q.log(), top_p=top_p)", "q.where(warp(q.log(), top_p=top_p) > 0, 0)",
          "the first token"),
         (".sum().item() / 2", ".sum().item()", "total variation distance"),
-        ("gain > 1e-9", "gain > 0", "tokens that gain"),
-        ("(gain > 1e-9)", "(drawn > 0)", "tokens that gain"),
-        ("return law, ", "return ", "three things"),
+        ("gain > 1e-9", "gain > 0", "the set of those that gain"),
+        ("(gain > 1e-9)", "(drawn > 0)", "the set of those that gain"),
+        ("return law, ", "return ", "right is (law, distance, gainers)"),
     ],
     "fit": [
         ('sum(row["accepted"] for row in rows) / sum(row["tested"] for row in rows)',
@@ -58,18 +63,18 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
     ],
     "adaptive": [
         ("had = len(tokens), len(drafted)", "had = len(tokens), min(wanted, gamma)",
-         "where gamma is 4 and of the 1 drafts before 1 stood"),
+         "of the 1 drafts before 1 stood: the number of drafts asked for is 3; right is 2"),
         ("    before, had, wanted = None, 0, 1\n\n    def adapting(tokens, gamma, choose):\n"
-         "        nonlocal", "    global before, had, wanted\n    before, had, wanted = None, 0, 1\n\n"
-         "    def adapting(tokens, gamma, choose):\n        global", "two texts at once"),
-        ("had + 1 if all_stood", "wanted + 1 if all_stood", "where gamma is 4 and of the 1 drafts before 1"),
+         "        nonlocal", "    global before, had, wanted\n"
+         "    before, had, wanted = None, 0, 1\n    def adapting(tokens, gamma, choose):\n        global", "two texts at once"),
+        ("had + 1 if all_stood", "wanted + 1 if all_stood", "of the 1 drafts before 1 stood"),
         ("max(1, had - 1)", "max(0, had - 1)", "of the 1 drafts before 0 stood"),
         ("== had + 1  #", "== had  #", "round 2 of a text"),
         ("max(1, had - 1)", "1", "of the 3 drafts before 1 stood"),
         ("max(1, had - 1)", "max(1, len(tokens) - before - 1)", "of the 3 drafts before 1 stood"),
         ("None, 0, 1\n", "None, 0, 100\n", "round 1 of a text"),
         ("propose(tokens, min(wanted, gamma), choose)", "propose(tokens, wanted, choose)",
-         "asked for 5 drafts; right is 4"),
+         "asked for is 5; right is 4"),
         ("propose(tokens, min(wanted, gamma), choose)",
          "(x[:min(wanted, gamma)] for x in propose(tokens, gamma, choose))", "round 1 of a text"),
         ("        before, had = len(tokens), len(drafted)",
@@ -78,24 +83,23 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
          "        before, had = len(tokens), len(drafted)", LAW),
     ],
     "ngram": [
-        ("    def propose(tokens, gamma, choose):\n        counts = torch.full((vocab_size, vocab_size), "
-         "smoothing, dtype=torch.float64)\n", "    counts = torch.full((vocab_size, vocab_size), "
-         "smoothing, dtype=torch.float64)\n\n    def propose(tokens, gamma, choose):\n", "has the q"),
+        (PROPOSE + "        " + COUNTS, "    " + COUNTS + PROPOSE, "the row of q is"),
         ("choose(q[-1:])])", "choose(q[-1:])])\n            counts[drafted[-2], drafted[-1]] += 1\n"
-         "            table = counts / counts.sum(-1, keepdim=True)", "has the q"),
-        ("zip(tokens, tokens[1:])", "zip(tokens[-3:], tokens[-2:])", "has the q"),
-        ("counts[a, b] += 1", "counts[b, a] += 1", "has the q"),
-        ("counts[a, b] += 1", "counts[a, b] = 1 + smoothing", "has the q"),
-        ("(vocab_size, vocab_size), smoothing", "(vocab_size, vocab_size), 0.1", "has the q"),
+         "            table = counts / counts.sum(-1, keepdim=True)", "the row of q is"),
+        ("zip(tokens, tokens[1:])", "zip(tokens[-3:], tokens[-2:])", "the row of q is"),
+        ("counts[a, b] += 1", "counts[b, a] += 1", "the row of q is"),
+        ("counts[a, b] += 1", "counts[a, b] = 1 + smoothing", "the row of q is"),
+        ("(vocab_size, vocab_size), smoothing", "(vocab_size, vocab_size), 0.1", "the row of q is"),
         ("choose(q[-1:])", "q[-1:].argmax(-1)", "not what they were drawn from"),
         ("        return drafted[1:], q",
-         "        return drafted[1:], torch.eye(vocab_size, dtype=q.dtype)[drafted[1:]]", "has the q"),
-        ("table[drafted[-1:]]", "table[drafted[:1]]", "has the q"),
+         "        return drafted[1:], torch.eye(vocab_size, dtype=q.dtype)[drafted[1:]]",
+         "not one-hot"),
+        ("table[drafted[-1:]]", "table[drafted[:1]]", "the row of q is"),
         ("drafted[1:], q\n", "drafted[1:], q.float()\n", "in torch.float64"),
-        ("drafted[1:], q\n", "drafted, q\n", "right is one of shape (0,)"),
+        ("drafted[1:], q\n", "drafted, q\n", "right is a tensor of shape (0,)"),
         ("drafted = torch.cat([drafted, choose(q[-1:])])", "tokens.append(choose(q[-1]).item())\n"
          "            drafted = torch.cat([drafted, torch.tensor(tokens[-1:])])",
-         "changes the caller's tokens"),
+         "the caller's list of tokens is"),
         ("        return drafted[1:], q", "        return torch.stack(list(drafted[1:])), q",
          "non-empty TensorList"),
         ("choose(q[-1:])", "torch.multinomial(q[-1:], 1)[0]", "draw with choose"),
@@ -106,56 +110,56 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("noise[length:length + len(p)]", "noise[length - 1:length - 1 + len(p)]", NOT_PLAIN),
         ("noise[length:length + len(p)]", "noise[length]", NOT_PLAIN),
         ("length = len(tokens)\n", "length = length + gamma + 1 if length else len(tokens)\n",
-         NOT_PLAIN),
+         "is for position 14"),
         ("lambda probs: (probs / next(rows)).argmax(-1)", "choose", "the loop's own choose"),
         ("        n = (own[:-1] == drafted).cumprod(0).sum()\n        return n, own[n]",
          "        return verify_token(p, q, drafted, choose)", "the loop's own choose"),
         ("noise[length:length + len(p)]", "noise[length:length + 5]", "must match the size"),
         ("        return propose(tokens, gamma, lambda",
          "        while not len(propose(tokens, 1, lambda probs: probs.argmax(-1))[0]):\n"
-         "            pass\n        return propose(tokens, gamma, lambda", "called again for the same"),
+         "            pass\n        return propose(tokens, gamma, lambda",
+         "was called again for the text"),
         ("        rows = iter(noise[length:])\n", "        rows = iter(noise[length:])\n"
          "        while length > 5:\n            pass\n", "shared_noise took more than"),
-        ("return propose_on_noise, verify_on_noise", "return propose_on_noise", "right is a pair"),
+        (", verify_on_noise", "", "right is (propose, verify)"),
     ],
     "verify_two": [
         ("left = residual(left, q)", "left = (p[0] - q).clamp(min=0)", "divided by its sum"),
-        ("left = residual(left, q)", "pass", "candidate 2 stands with probability"),
+        ("left = residual(left, q)", "pass", STAND),
         ("return 0, choose(left)", "return 0, choose(residual(p[0], q))", LAW),
         ("return 0, choose(left)", "return 0, choose(p[0])", LAW),
         ("return 0, choose(left)", "return 0, choose(residual(p[0], 2 * q))", LAW),
-        ("(1, 2):", "(1,):", "candidate 2 stands with probability 0.000000"),
+        ("(1, 2):", "(1,):", STAND),
         ("choose(p[which])", "choose(p[1])", LAW),
         ("choose(p[which])", "choose(p[which - 1])", LAW),
         ("    left = p[0]", "    drafted = drafted[(p[0] / q)[drafted].argsort(descending=True)]\n"
-         "    left = p[0]", "candidate 1 stands with probability"),
+         "    left = p[0]", STAND),
         ("        left = residual(left, q)\n", "        left = residual(left, q)\n"
          "        y = drafted[1]\n        if which == 1 and left[y] >= q[y]:\n"
          "            return 2, choose(p[2]).item()\n        if which == 1:\n            break\n",
-         "candidate 2 stands with probability"),  # no coin
+         STAND),  # no coin
         ("    left = p[0]", "    token = choose(p[0])\n    for which in (1, 2):\n"
-         "        if token == drafted[which - 1]:\n            return which, choose(p[which]).item()\n"
-         "    return 0, token.item()\n    left = p[0]", "candidate 1 stands with probability"),
-        ("return which, choose(p[which]).item()\n        left = residual(left, q)\n    return 0,",
-         "return which - 1, choose(p[which]).item()\n        left = residual(left, q)\n    return 2,",
-         "counted from 0?"),
-        ("return which, choose(p[which]).item()\n        left = residual(left, q)\n    return 0,",
-         "return which - 1, choose(p[which]).item()\n        left = residual(left, q)\n    return -1,",
-         "it returns which -1"),
+         "        if token == drafted[which - 1]:\n"
+         "            return which, choose(p[which]).item()\n"
+         "    return 0, token.item()\n    left = p[0]", STAND),  # one draw for both
+        (FROM_1, FROM_1.replace("which,", "which - 1,").replace("return 0", "return 2"),
+         "the two are counted from 1, and 0 is for none"),
+        (FROM_1, FROM_1.replace("which,", "which - 1,").replace("return 0", "return -1"),
+         "which is -1; right is 1 or 2"),
     ],
     "early_exit": [
         ("p = target(windows[:, :-1])", "p = target(windows[:, 1:])", TRAINED_HEAD),
         ("lr=0.01", "lr=1e-4", TRAINED_HEAD),
         ("    draft.unembed.load_state_dict(target.unembed.state_dict())\n", "", TRAINED_HEAD),
         ("    return draft", "    draft.config = target.config\n    return draft",
-         "the draft has 1 layers, and its config"),
+         "config of the draft, which a cache is made by"),
         ("    return draft", "    target.config.n_layer = n_layer\n    return draft",
-         "the target has 3 layers, and its config"),
+         "config of the target is"),
         ("    return draft", "    target.requires_grad_(False)\n    return draft", "left frozen"),
         ("backward(inputs=weights)", "backward()", "a gradient is left"),
         ("target.blocks[:n_layer]", "__import__('copy').deepcopy(target.blocks[:n_layer])",
-         "not copies"),
-        ("target.blocks[:n_layer]", "target.blocks[-n_layer:]", "not copies"),
+         "the same object, not a copy"),
+        ("target.blocks[:n_layer]", "target.blocks[-n_layer:]", "the same object, not a copy"),
         ("weights = [draft.unembed.weight]", "weights = list(draft.parameters())", "have moved"),
         ("    draft.unembed.load_state_dict(target.unembed.state_dict())",
          "    draft.unembed = target.unembed", "head must be its own"),
@@ -167,10 +171,11 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("range(300)", "range(299)", TRAINED),
         ("lr=0.05", "lr=0.01", TRAINED),
         ("optimizer = ", "W.data[0, 0] += 1\n    optimizer = ", TRAINED),
-        ("optim.Adam", "optim.SGD", "than the one trained for it"),
+        ("optim.Adam", "optim.SGD", "than the one that was trained"),
         ('"forward KL": (p * (p / q).log())', '"forward KL": (q * (q / p).log())',
-         "than the one trained for it"),
-        ("1 - torch.minimum(p, q).sum(-1)", "((p - q) ** 2).sum(-1)", "trained for total variation"),
+         "than the one that was trained"),
+        ("1 - torch.minimum(p, q).sum(-1)", "((p - q) ** 2).sum(-1)",
+         "trained for total variation reaches"),
         ("losses[loss]", 'losses["forward KL"]', "has less reverse KL"),
         (".softmax(-1).detach()", ".softmax(-1)", "must be detached"),
         ("return (contexts @ W).softmax(-1)", "return (contexts @ W)", "rows that sum to 1"),
@@ -181,12 +186,12 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("whole[i] += drafted[:n].tolist() + [token.item()]",
          "drafts[open_texts.index(i)] = drafted[:n].tolist() + [token.item()]\n"
          "        for i, new in zip(open_texts, drafts):\n"
-         "            whole[i] += new[:min(map(len, drafts))]", "two texts in a batch"),
+         "            whole[i] += new[:min(map(len, drafts))]", "each text keeping all"),
         ("p = warp(target(ids))", "p = warp(torch.cat([target(row[None]) for row in ids]))",
          "one a round for all"),
         ("ids + [0] * (width - len(ids)) for", "[0] * (width - len(ids)) + ids for",
          "new tokens of three texts"),
-        ("ids + [0] *", "ids + [-1] *", "fill up short rows with an id"),
+        ("ids + [0] *", "ids + [-1] *", "not all of which are ids of the vocabulary"),
         ("p_of_text[len(whole[i]) - 1:len(ids)]", "p_of_text[-len(drafted) - 1:]",
          "new tokens of three texts"),
         ("p_of_text[len(whole[i]) - 1:len(ids)]", "p_of_text[len(whole[i]):len(ids) + 1]",
@@ -204,6 +209,7 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("proposes[i](whole[i]", "proposes[open_texts.index(i)](whole[i]", "for another text"),
         ("        for i, p_of_text, ids, (drafted, q) in zip(open_texts, p, rows, drafts):\n",
          "        for i, p_of_text, ids, (drafted, q) in zip(open_texts, p, rows, drafts):\n"
-         "            if not len(drafted):\n                continue\n", "did not grow in a round"),
+         "            if not len(drafted):\n                continue\n",
+         "was called again for the text"),
     ],
 }

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from exact import EXACT, check_law, law, marginal
 from rigs import (DEVICE, EOS, PROMPT, WARPS, WAYS, Bigram, Foreign, Scripted, Spy, Told,
-                  autoregressive_law, check_model, check_text_law, from_texts, greedy, histories,
+                  autoregressive_law, check_text_law, from_texts, greedy, histories,
                   identity_rig, one_round, our_rules, random_gpt, reference_passes, rules, saying,
                   seeded, tables, text)
 from sampling import warp
@@ -56,7 +56,7 @@ def test_plain_decoding_has_the_law_of_the_target(name):
 @our_rules
 def test_the_end_of_text_was_met_at_every_place(verify):
     """As either draft, either correction, as the bonus: so the laws above hold at each of them."""
-    last = [history[-1] for history in histories("model, end of text", verify)]
+    last = [history[-1] for history in histories("bigrams", verify)]
     met = {(one.writers[-1], len(one.new)) for one in last if one.new[-1] == EOS}
     places = {("draft", 1), ("draft", 2), ("correction", 1), ("correction", 2), ("bonus", 3)}
     assert places <= met, f"no text ended with {places - met}: (its writer, its place in a round)"
@@ -234,9 +234,8 @@ def test_expected_passes_are_what_p_and_q_make_them(name, verify):
                                         " do the drafts follow the text, and stand as they may?")
 
 
-@pytest.mark.parametrize("name", ["T=.5", "T=1", "T=1.7", "top-k", "top-p", "three drafts"])
-def test_the_block_rule_needs_fewer_passes_than_the_token_rule(name):
-    assert mean_passes(name, verify_block) < mean_passes(name, verify_token) - 1e-3
+def test_the_block_rule_needs_fewer_passes_than_the_token_rule():
+    assert mean_passes("bigrams", verify_block) < mean_passes("bigrams", verify_token) - 1e-3
 
 
 @our_rules
@@ -252,13 +251,31 @@ def test_a_draft_equal_to_the_target_is_never_rejected(verify):
 def test_a_model_of_another_make_decodes_losslessly(sides, verify):
     """It has no class of ours, only what the loop asks of a model: law and passes are right."""
     ours, eos = WAYS["T=1"], None if sides == "both" else EOS
-    target = ours.target if sides == "draft" else Foreign(2, layers=2, seed=1)
-    draft = ours.draft if sides == "target" else Foreign(2, layers=1, seed=2)
+    target = ours.target if sides == "draft" else Foreign(2, seed=1)
+    draft = ours.draft if sides == "target" else Foreign(2, seed=2)
     passes = check_text_law(target, lambda: DraftModel(draft, warp), PROMPT, 4, 2, verify, eos=eos)
     p, q = from_texts(target, warp, PROMPT), from_texts(draft, warp, PROMPT)
     assert abs(passes - reference_passes(p, q, 2, 4, 2, verify, eos)) < EXACT
     found = law(lambda choose: tuple(plain(target, PROMPT, 4, warp=warp, choose=choose, eos=eos)))
     check_law(found, autoregressive_law(target, PROMPT, 4, warp, eos), A_TEXT)
+
+
+@torch.inference_mode()
+def check_model(model, bound=1e-3):
+    """Does a model keep the contract that specdec.py states? A text of 12 tokens is read in parts.
+    Each row of logits has to be that of a pass over all up to it, with a new cache."""
+    ids = 5 * torch.arange(12, device=model.device)[None] % model.config.vocab_size  # (1, 12)
+    right = torch.stack([model(ids[:, :i + 1], model.new_cache())[0, -1] for i in range(12)])
+    cache = model.new_cache()
+    for start, end, which in ((0, 8, "the first 8 tokens"), (8, 11, "3 tokens after 8"),
+                              (5, 6, "a token after the length was set from 11 to 5"),
+                              (6, 12, "6 tokens after these 6")):
+        cache.length = min(cache.length, start)
+        logits = model(ids[:, start:end], cache)[0]  # (T, V), or of the last tokens alone
+        assert cache.length == end, f"after {which} its length is {cache.length}, and not {end}"
+        wrong = (logits - right[end - len(logits):end]).abs().amax(-1)  # of each row
+        assert (wrong < bound).all(), (f"the logits of {which} differ by {wrong.tolist()} from "
+                                       "those of a pass over the text up to each of them")
 
 
 @pytest.mark.parametrize("model", [Foreign(9), random_gpt(9, 2)], ids=["another make", "ours"])

@@ -25,7 +25,7 @@ RIGS = [(2, 3), (1, 4)]
 
 @functools.cache
 def target_law(new, warp=WARP, prompt=PROMPT):
-    return autoregressive_law(wall_model(**TARGET), prompt, new, warp, EOS)
+    return autoregressive_law(wall_model(TARGET), prompt, new, warp, EOS)
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def properties(sampler):
 def expected_target_passes(sampler):
     """Against the calculation for the same rule, see rigs.reference_passes."""
     verify = sampler.parts.get("verify", verify_token)
-    p, q = (from_texts(wall_model(**shape), WARP, PROMPT) for shape in (TARGET, DRAFT))
+    p, q = (from_texts(wall_model(seed), WARP, PROMPT) for seed in (TARGET, DRAFT))
 
     def difference(rig):
         found = outcomes(sampler.name, rig).items()

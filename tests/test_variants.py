@@ -1,0 +1,151 @@
+"""variants.py: the block rule by its formulas and its worked example, and prompt lookup."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from exact import EXACT, check_law, law
+from rigs import DEVICE, accepted, forbidden, one_round, tables, times
+from sampling import verify_token, warp
+from specdec import DraftModel
+from test_properties import drawn_tables
+from variants import DRAFTERS, RULES, continuation, prompt_lookup, verify_block
+
+
+# ---------------------------------------------------------------- exact values
+
+@pytest.mark.parametrize("gamma, token, block",
+                         [(1, 2 / 3, 2 / 3), (2, 10 / 9, 11 / 9), (3, 38 / 27, 5 / 3)])
+def test_accepted_drafts_of_the_worked_example(gamma, token, block):
+    """p = (1/3, 2/3) and q = (2/3, 1/3) in every context (Sun et al. 2024, arXiv 2403.10444)."""
+    p, q = tables([1, 2]).repeat(gamma + 1, 1), tables([2, 1]).repeat(gamma, 1)
+    assert abs(accepted(law(one_round(verify_token, p, q))) - token) < EXACT
+    assert abs(accepted(law(one_round(verify_block, p, q))) - block) < EXACT
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_tokens_per_pass_are_those_of_equation_1(gamma):
+    """Where contexts do not matter. Σ min(p, q) = .7 = alpha: 1 + alpha + ... + alpha^gamma tokens
+    (Leviathan et al. 2023, Equation 1)."""
+    p, q = tables([6, 3, 1]).repeat(gamma + 1, 1), tables([3, 5, 2]).repeat(gamma, 1)
+    right = math.fsum(0.7 ** i for i in range(gamma + 1))
+    assert abs(accepted(law(one_round(verify_token, p, q))) + 1 - right) < EXACT
+
+
+@pytest.mark.parametrize("p, q", [
+    (tables([6, 3, 1], [1, 1, 8]), tables([3, 5, 2])),
+    (tables([6, 3, 1], [1, 1, 8], [2, 3, 5], [4, 3, 3]), tables([1, 0, 0], [0, 0, 1], [0, 1, 0]))],
+    ids=["one draft", "a one-hot q"])
+def test_where_nothing_can_be_made_up_for_both_rules_are_the_same(p, q):
+    check_law(law(one_round(verify_block, p, q)), law(one_round(verify_token, p, q)),
+              "(drafts, how many stand, token) = {}")
+
+
+# ---------------------------------------------------------------- the block rule by its formulas
+
+def reference_block(p, q, drafted):
+    """(coins, keep): h_1 ... h_γ and keep_0 ... keep_γ of Sun et al. 2024, one scalar at a time."""
+    gamma, keep, coins = len(q), [1.0], []
+    for i in range(gamma):
+        keep.append(min(1.0, keep[i] * (p[i, drafted[i]] / q[i, drafted[i]])))
+    for i in range(1, gamma):
+        Z = np.maximum(keep[i] * p[i] - q[i], 0).sum()
+        coins.append(Z / (Z + (1 - keep[i])) if Z > 0 else 0.0)
+    return np.array([*coins, keep[gamma]]), keep
+
+
+@times(2)
+@given(drawn_tables(st.tuples(st.integers(2, 6), st.integers(1, 6))), st.data())
+def test_the_block_rule_tosses_the_coins_of_the_paper(table, data):
+    """And takes the last that comes up."""
+    p, q = (part.cpu().numpy() for part in table)
+    gamma, vocab = q.shape
+    drafted = [data.draw(st.sampled_from([x for x in range(vocab) if one[x] > 1e-20])) for one in q]
+    coins, keep = reference_block(p, q, drafted)
+    tossed = [data.draw(st.sampled_from([coin for coin in (0, 1) if (h < 1, h > 0)[coin]]))
+              for h in coins]
+    n = max((i + 1 for i, coin in enumerate(tossed) if coin), default=0)
+    left = p[n] if n == gamma else np.maximum(keep[n] * p[n] - q[n], 0)
+    seen = []
+
+    def choose(probs):
+        seen.append(probs)
+        return torch.tensor(tossed, device=DEVICE) if len(seen) == 1 else probs.argmax(-1)
+
+    assert verify_block(*table, torch.tensor(drafted, device=DEVICE), choose)[0] == n
+    np.testing.assert_allclose(seen[0].cpu(), np.stack([1 - coins, coins], -1), atol=1e-14)
+    if left.sum() > 1e-9:  # below that, rounding decides what is left
+        np.testing.assert_allclose(seen[1].ravel().cpu(), left / left.sum(), atol=1e-6)
+
+
+def test_a_coin_of_the_block_rule_has_a_law_where_rounding_alone_is_missing():
+    """keep_1 = 1, and of keep_1 p - q one step of rounding is left."""
+    p, q = tables([1, 1], [1, 3], [1, 1]), tables([1, 1], [1, 3])
+    p[1, 0] += 1e-17 + 2 ** -54
+
+    def choose(probs):
+        assert (probs.sum(-1) == 1).all() and (probs >= 0).all(), f"drawn from {probs.tolist()}"
+        return probs.argmax(-1)
+
+    verify_block(p, q, torch.tensor([0, 0], device=DEVICE), choose)
+
+
+# ---------------------------------------------------------------- prompt lookup
+
+def naive_continuation(tokens):
+    """Try every suffix of at most 8, the longest first, at every earlier place, the latest first."""
+    places = [(n, start) for n in range(1, 9) for start in range(len(tokens) - n)
+              if tokens[start:start + n] == tokens[len(tokens) - n:]]
+    return tokens[sum(max(places)):] if places else []
+
+
+@times(5)
+@given(st.lists(st.integers(0, 3), max_size=30), st.integers(0, 5))
+@example([], 4)
+@example([2], 4)
+@example([2, 2], 4)
+@example([1, 2, 1, 2, 1], 4)
+@example([1] * 20, 4)
+def test_lookup_continues_the_latest_occurrence_of_the_longest_suffix(tokens, gamma):
+    """And is certain of each token that it drafts."""
+    before = list(tokens)
+    drafted, q = prompt_lookup(4, DEVICE)(tokens, gamma, forbidden)
+    assert continuation(tokens) == naive_continuation(tokens) and tokens == before
+    assert drafted.tolist() == naive_continuation(tokens)[:gamma]
+    assert torch.equal(q, F.one_hot(drafted, 4).float())
+
+
+def test_lookup_is_by_the_book_for_all_short_texts():
+    for length in range(8):
+        for tokens in map(list, itertools.product(range(2), repeat=length)):
+            assert continuation(tokens) == naive_continuation(tokens), tokens
+
+
+@pytest.mark.parametrize("tokens, eos, drafts", [
+    ([5, 1, 2, 3, 5], None, [1, 2, 3, 5]), ([5, 1, 2, 3, 5], 2, [1, 2]),
+    ([5, 2, 1, 3, 5], 2, [2]), ([5, 1, 0, 3, 5], 0, [1, 0]),
+    ([5, 1, 0, 3, 5], None, [1, 0, 3, 5]), ([1, 2, 3], 3, [])], ids=str)
+def test_lookup_drafts_nothing_behind_an_end_of_text(tokens, eos, drafts):
+    for gamma in range(6):
+        drafted, q = prompt_lookup(9, DEVICE, eos)(tokens, gamma, forbidden)
+        assert drafted.tolist() == drafts[:gamma] and q.shape == (len(drafted), 9)
+
+
+# ---------------------------------------------------------------- the tables
+
+def test_the_tables_make_what_they_name_out_of_a_pair():
+    target, draft = SimpleNamespace(config=SimpleNamespace(vocab_size=9), device=DEVICE), object()
+    draft = SimpleNamespace(new_cache=lambda: "a cache")
+    pair = SimpleNamespace(target=target, draft=draft, encoding=SimpleNamespace(eot_token=2))
+    propose = DRAFTERS["model"](pair, warp)
+    assert isinstance(propose, DraftModel) and (propose.model, propose.warp) == (draft, warp)
+    drafted, q = DRAFTERS["lookup"](pair, warp)([5, 2, 7, 8, 5], 4, forbidden)
+    assert drafted.tolist() == [2] and q.shape == (1, 9)
+    assert (RULES["token"], RULES["block"]) == (verify_token, verify_block)
