@@ -13,8 +13,7 @@ from variants import DRAFTERS, RULES
 
 
 def verify_mine(p, q, drafted, choose):
-    """p (k+1, V), q (k, V), drafted (k,) -> (n, token), two tensors of shape (): how many drafts
-    stand, and the token after them. Here none stands: lossless, and no faster than plain."""
+    """(k+1, V), (k, V), (k,) -> n and token, (). Here no draft stands: lossless, and slow."""
     n = torch.zeros((), dtype=torch.long, device=p.device)
     return n, choose(p[0])
 

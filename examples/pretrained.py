@@ -142,7 +142,7 @@ def main(arguments=None):
     with clear_errors(parser):
         torch.set_num_threads(1)
         pair = load(pick_device())
-        print(f"SmolLM2-135M-Instruct in {pair.target.model.dtype}, one {pair.target.device} thread")
+        print(f"SmolLM2-135M-Instruct in {pair.target.model.dtype} on {pair.target.device}")
         for name, prompt in prompts.items():
             print(f"\n---- {name}")
             tokens = pair.encoding.encode(prompt)

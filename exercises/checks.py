@@ -376,7 +376,7 @@ def batch(answer, target, proposes, texts, new, gamma, warp, choose):
     require(given == texts, "the texts that were given have been changed")
     require(isinstance(written, list) and len(written) == len(texts),
             f"it returns {kind(written)}; right is a list of new ids for each text")
-    return (*map(tuple, written), len(target.passes))
+    return (*(tuple(map(int, text)) for text in written), len(target.passes))
 
 
 def one_by_one(target, proposes, texts, new, gamma, warp, choose):

@@ -1,4 +1,4 @@
-"""One thread for the grading, and behind it the ladder: which steps stand."""
+"""One thread for the grading, and at its end the ladder: which steps stand."""
 
 import torch
 
@@ -6,11 +6,11 @@ torch.set_num_threads(1)  # tiny tensors gain nothing from two
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The sentences of what fails are above, under FAILURES."""
-    told = {"passed": "stands", "skipped": "not written yet", "failed": "DOES NOT STAND"}
-    rows = [(report.nodeid.split("[")[1][:-1], words) for outcome, words in told.items()
-            for report in terminalreporter.stats.get(outcome, []) if "test_ladder" in report.nodeid]
-    if rows:
+    """What is wrong with a step that does not stand is above, under FAILURES."""
+    words = {"passed": "stands", "skipped": "not written yet", "failed": "DOES NOT STAND"}
+    steps = {one.nodeid.partition("[")[2][:-1]: words[outcome] for outcome in words
+             for one in terminalreporter.stats.get(outcome, []) if "test_ladder" in one.nodeid}
+    if set(steps.values()) - {"not written yet"}:
         terminalreporter.section("the ladder")
-    for step, words in sorted(rows):
-        terminalreporter.write_line(f"{step:<16} {words}")
+        for step, words in sorted(steps.items()):
+            terminalreporter.write_line(f"{step:<16} {words}")

@@ -1,8 +1,8 @@
 """Ten exercises. This is your file: write an answer in place of its `raise NotImplementedError`.
 
-    python -m pytest exercises -k exercise   grades what is answered; -rs lists what is not
-    python -m pytest exercises -k ngram      grades one alone
-    python specdec.py --use exercises/exercises.py --drafter ngram     writes a text with one
+    python -m pytest exercises/test_exercises.py    grades what is answered; -rs lists what is not
+    python -m pytest exercises -k ngram             grades one alone
+    python specdec.py --use exercises/exercises.py --drafter ngram       writes a text with one
 
 The last goes for python -m programs.trace and python -m programs.bench too; there are --verify
 match, --drafter adaptive and --drafter ngram. Where a text must have the target's law, the check

@@ -21,8 +21,7 @@ from specdec import DraftModel, Round, algorithm_1
 
 P = table([0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.25, 0.35, 0.4])
 Q = table([0.25, 0.6, 0.15], [0.4, 0.35, 0.25])
-
-
+PROMPT = [0, 1]
 hot = functools.partial(warp, temperature=2)  # of the draft model: it is similar to the target
 
 
@@ -161,8 +160,10 @@ def check_feed(answer):
             given = list(text), list(drafts)
             ids, rows = parts(answer(given[0], length, given[1]), "ids", "rows")
             same("what it was given", given, (text, drafts))
+            for name, value in (("ids", ids), ("rows", rows)):
+                require(isinstance(value, (list, range)), f"{name} is {kind(value)}, and no list")
             new = text[length:]
-            same("ids", list(ids), new + drafts, {
+            same("ids", ids, new + drafts, {
                 str(drafts): "the text's last token is missing, whose row judges draft 0",
                 str(text + drafts): "what the cache holds is not to be read again",
                 str(new + drafts[:-1]): "the last draft is missing, whose row is for the bonus",
@@ -251,6 +252,8 @@ def check_reading(answer):
 
 def check_passes(who, came, right):
     """came, right: of each pass what the cache held, and what was read behind it."""
+    require(len(came) == len(right), f"{who} ran {len(came)} times; right is {len(right)}"
+            + ": the last draft need not be read" * (len(right) == len(came) - 1 > 1))
     for (held, read), (right_held, right_read) in zip(came, right):
         text, cause = right_held + right_read, ""
         if held + read == text:
@@ -261,14 +264,9 @@ def check_passes(who, came, right):
             cause = ": that leaves a hole, a token between them was never read"
         require((held, read) == (right_held, right_read), f"{who} read {read} behind {held}; right "
                 f"is {right_read} behind {right_held}{cause}")
-    require(len(came) == len(right), f"{who} ran {len(came)} times, and {len(right)} passes are "
-            "enough" + ": the last draft need not be read" * (len(right) > 1))
 
 
 # ---------------------------------------------------------------- 6 to 8. rounds, loop, all of it
-
-PROMPT = [0, 1]
-
 
 def check_one_round(answer):
     with mock.patch.dict(vars(stand_ins), one_round=answer):
@@ -336,6 +334,8 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
     for one in loop(target, drafter, prompt, new, gamma=gamma, warp=warp, choose=choose,
                     verify=judge, eos=eos):
         require(isinstance(one, Round), f"{kind(one)} came for a round; right is a Round")
+        require(all(type(x) is int for x in [one.accepted, *one.new]), "`accepted` and `new` of "
+                f"the Round are {one.accepted} and {one.new}; right are numbers, no tensors")
         with case(f"round {len(rounds) + 1}, after the text {text} with the drafts {one.drafts}"):
             held, read = len(text) - 1 if rounds else 0, len(text + one.drafts)
             text += one.new

@@ -1,8 +1,5 @@
-"""Grades exercises.py:   python -m pytest exercises -k exercise
-
-An answer whose `raise NotImplementedError` is still there is skipped; -rs lists those. A failure is
-one sentence: which condition is not met.
-"""
+"""Grades exercises.py. An answer whose `raise NotImplementedError` is still there is skipped; -rs
+lists those. A failure is one sentence: which condition is not met."""
 
 import pytest
 

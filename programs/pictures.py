@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from programs.bench import measure, typical
-from programs.decode import decode_plain, stopwatch
+from programs.decode import stopwatch
 from programs.options import clear_errors, parser_of, prepared
 from programs.trace import page, trace
 
@@ -36,64 +36,80 @@ def picture(kind, data, height, **values):
     return piece("frame", data["machine"], pair=data.get("pair", ""), height=height, body=body)
 
 
-def timeline_svg(data):
-    """Both ways from when the prompt is read, to scale; below each round the tokens it brought."""
-    plain, rounds, step = data["plain"][1:], data["rounds"][1:], typical(data["plain"])
-    span = min((m * 10 ** k for k in range(-3, 1) for m in (1, 1.5, 2, 3, 4, 5, 6, 8)),
-               key=lambda span: abs(span - 7.5 * step))  # a round number, of 6 to 9 plain steps
-    bars = [("pass", 76, end - took, end, 1) for took, end in zip(plain, accumulate(plain))]
-    tokens, x, end = [], 380 / span, 0  # x: the width of a second
+# ---------------------------------------------------------------- time, to scale
+
+def bars_of(plain, rounds):
+    """(kind, height of the lane, from, to, new tokens) of passes and draft steps, in seconds."""
+    bars, end = [("pass", 76, end - took, end, 1) for took, end in zip(plain, accumulate(plain))], 0
     for one in rounds:
         (drafting, whole), k, start = one["seconds"], len(one["drafts"]), end
         end = start + whole
         bars += [("step", 150, start + drafting * i / k, start + drafting * (i + 1) / k, 0)
-                 for i in range(k)] + [("pass", 150, start + drafting, end, len(one["new"]))]
-        tokens += [piece(of["writer"], of["name"].rstrip("·")[:int(x * whole / 11)],
-                         x=10 + x * start, y=244 + 26 * i)
-                   for i, of in enumerate(one["new"]) if end <= span]
-    parts = [piece(kind if end <= span else "cut", str(count), x=10 + x * start, y=y,
+                 for i in range(k)]
+        bars.append(("pass", 150, start + drafting, end, len(one["new"])))
+    return bars
+
+
+def timeline_svg(data):
+    """Both ways from when the prompt is read; below each round the tokens that it brought."""
+    plain, rounds, step = data["plain"][1:], data["rounds"][1:], typical(data["plain"])
+    span = min((m * 10 ** k for k in range(-3, 1) for m in (1, 1.5, 2, 3, 4, 5, 6, 8)),
+               key=lambda span: abs(span - 7.5 * step))  # a round number, of 6 to 9 plain steps
+    bars, x = bars_of(plain, rounds), 380 / span  # x: the width of a second
+    parts = [piece(kind if end <= span else "cut", str(new), x=10 + x * start, y=y,
                    width=x * (min(end, span) - start))
-             for kind, y, start, end, count in bars if start < span]
-    alone, came = (sum(count for _, y, _, end, count in bars if y == lane and end <= span)
+             for kind, y, start, end, new in bars if start < span]
+    took = [one["seconds"][1] for one in data["rounds"]]
+    parts += [piece(of["writer"], of["name"].rstrip("·")[:int(x * whole / 11)],
+                    x=10 + x * (end - whole), y=244 + 26 * i)
+              for one, whole, end in zip(rounds, took[1:], accumulate(took[1:]))
+              for i, of in enumerate(one["new"]) if end <= span]
+    alone, came = (sum(new for _, y, _, end, new in bars if y == lane and end <= span)
                    for lane in (76, 150))
-    brought = sum(len(one["new"]) for one in rounds) / len(rounds)
-    cost = typical([one["seconds"][1] for one in data["rounds"]]) / step
+    brought, cost = sum(len(one["new"]) for one in rounds) / len(rounds), typical(took) / step
     gamma = data["settings"]["gamma"]
-    return picture("timeline", data, 430 + 26 * gamma, parts=parts + tokens, ms=1000 * span,
-                   half=500 * span, alone=alone, came=came, gamma=gamma, cost=cost,
-                   brought=brought, ratio=brought / cost, down=280 + 26 * gamma)
+    return picture("timeline", data, 430 + 26 * gamma, parts=parts, ms=1000 * span, alone=alone,
+                   half=500 * span, came=came, gamma=gamma, cost=cost, brought=brought,
+                   ratio=brought / cost, down=280 + 26 * gamma)
 
 
 def race_svg(data):
-    """One text both ways, each token at its time, and its part of a bar of time to scale."""
+    """One text both ways, each token at its time, and its part of a bar of time."""
     rounds = [(one["seconds"][1], one["new"]) for one in data["rounds"]]
-    text = [of for _, new in rounds for of in new]
+    text = [of | {"writer": "p"} for _, new in rounds for of in new]
     steps = [(took, [of]) for took, of in zip(data["plain"], text)]
     last = max(sum(took for took, _ in way) for way in (steps, rounds))
     slower = max(1, round(8 / last))
-    period, y = slower * last + 4, 92  # at the end all stands for 4 seconds
+    period = slower * last + 4  # at the end all stands for 4 seconds
 
     def appear(second, *parts):
         return piece("appear", parts=[*parts], period=period, at=slower * second / period)
 
-    parts = [appear(last * i / 40, piece("clock", f"{1000 * last * i / 40:.0f} ms"))
-             for i in range(41)]
+    parts, y = [appear(last * i / 40, piece("clock", f"{1000 * last * i / 40:.0f} ms"))
+                for i in range(41)], 92
     for name, way in (("plain", steps), ("speculative", rounds)):
-        parts.append(piece("way", name, y=y))
-        x, top, y, end = 10, y, y + 52, 0
-        for took, new in way:
-            start, end = end, end + took
-            for i, of in enumerate(new):
-                kind, word = "p" if way is steps else of["writer"], of["name"].rstrip("·") or "·"
-                x, y = (x, y) if x + 11 * len(word) < 510 else (10, y + 30)
-                parts.append(appear(end, piece(kind, word, x=x, y=y), piece(
-                    f"{kind}_bar", x=10 + 500 * (start + took * i / len(new)) / last, y=top + 10,
-                    width=500 * took / len(new) / last)))
-                x += 11 * len(word) + 4
-        parts.append(appear(end, piece("flag", f"{1000 * end:.0f} ms", y=top)))
-        y += 50
+        written, bottom = lane_of(way, y, 500 / last, appear)
+        parts += [piece("way", name, y=y), *written]
+        y = bottom + 50
     return picture("race", data, y + 20, parts=parts, slower=slower, count=len(text))
 
+
+def lane_of(way, top, width, appear):
+    """Text, bar and flag of (seconds, new tokens), and where they end. width: of a second."""
+    parts, x, y, end = [], 10, top + 52, 0
+    for took, new in way:
+        start, end = end, end + took
+        for i, of in enumerate(new):
+            name = of["name"].rstrip("·") or "·"  # no indentation after a line break
+            x, y = (x, y) if x + 11 * len(name) < 510 else (10, y + 30)
+            bar = piece(of["writer"] + "_bar", x=10 + width * (start + took * i / len(new)),
+                        y=top + 10, width=width * took / len(new))
+            parts.append(appear(end, bar, piece(of["writer"], name, x=x, y=y)))
+            x += 11 * len(name) + 4
+    return [*parts, appear(end, piece("flag", f"{1000 * end:.0f} ms", y=top))], y
+
+
+# ---------------------------------------------------------------- one place, all gammas
 
 def position_svg(data, row, before):
     """p and q at one place, as bars. before: the text before it."""
@@ -120,21 +136,43 @@ def speedup_svg(figures):
         points = " ".join(f"{x[row['gamma']]},{up * row['predicted']:.1f}" for row in way)
         parts.append(piece("curve", name, y=80 + 28 * i, points=points,
                            dash=("", "9 4", "2 3", "9 3 2 3", "16 4")[i % 5]))
-        parts += [piece("dot", x=x[row["gamma"]], low=up * row["speedup_min"], y=up * row["speedup"],
-                        high=up * row["speedup_max"]) for row in way]
+        parts += [piece("dot", x=x[row["gamma"]], y=up * row["speedup"],
+                        low=up * row["speedup_min"], high=up * row["speedup_max"]) for row in way]
     return picture("speedup", figures, 510 + 28 * len(ways), parts=parts)
 
 
+# ---------------------------------------------------------------- what is drawn
+
+def drawn(pair, settings, tokens):
+    """{name of the file: its text} of all that is drawn from the pair."""
+    prompts = [pair.encoding.encode_ordinary(prompt)[:16] for prompt in pair.prompts]
+    data = trace(pair, tokens, settings)[1]
+    rounds = data["rounds"]
+    # Of four drafts two stand. p and q of the third are instructive: about .6 in common, and many
+    # tokens that are likely.
+    rows = {k: one["rows"][2] for k, one in enumerate(rounds)
+            if k and (len(one["drafts"]), one["accepted"]) == (4, 2)}
+    k = min(rows, key=lambda k: abs(sum(of["both"] for of in rows[k]) - 0.6)
+            + sum(of["p"] ** 2 for of in rows[k]))
+    names = [of["name"] for one in rounds[:k] for of in one["new"]]
+    place = "".join([*names, *(of["name"] for of in rounds[k]["new"][:2])])[-43:]
+    law = {"pair": data["pair"], "machine": data["machine"], "items": rows[k], "text": place,
+           "measured": measure(pair, prompts[:3], settings, stopwatch(pair.target.device))}
+    cold = greedy(pair, settings, prompts)
+    return {"timeline.svg": timeline_svg(data), "position.svg": position_svg(data, rows[k], place),
+            "round.svg": picture("round", data, 600, one=rounds[k], last=names[-1],
+                                 before="".join(names)[-43:]),
+            "law.html": page("law.html", law), "race.svg": race_svg(cold)}
+
+
 def greedy(pair, settings, prompts):
-    """A text at temperature 0 that both ways write alike, for rounding may part them: of these the
-    one that repeats itself least."""
-    settings, found = replace(settings, temperature=0, max_new=40), {}
-    for tokens in prompts:
-        rounds, data = trace(pair, tokens, settings)
-        ids = [x for one in rounds for x in one.new]
-        if ids == list(decode_plain(pair, tokens, settings)):
-            found[len(set(ids))] = data
-    return found[max(found)]
+    """A text at temperature 0 that both ways write alike, for rounding may part them; and of these
+    the one that repeats itself least, for many are loops."""
+    settings = replace(settings, temperature=0, max_new=40)
+    texts = [trace(pair, tokens, settings)[1] for tokens in prompts]
+    alike = [data for data in texts
+             if data["ids"] == [of["id"] for one in data["rounds"] for of in one["new"]]]
+    return max(alike, key=lambda data: len(set(data["ids"])))
 
 
 def main(arguments=None):
@@ -144,24 +182,7 @@ def main(arguments=None):
     parser.set_defaults(gamma=4)
     options = parser.parse_args(arguments)
     with clear_errors(parser):
-        pair, settings, tokens = prepared(options)
-        prompts = [pair.encoding.encode_ordinary(prompt)[:16] for prompt in pair.prompts]
-        data = trace(pair, tokens, settings)[1]
-        # A round of which two of four drafts stand, and where p and q of the third are instructive:
-        # about .6 in common, and many tokens that are likely.
-        rows = {k: one["rows"][2] for k, one in enumerate(data["rounds"])
-                if k and (len(one["drafts"]), one["accepted"]) == (4, 2)}
-        k = min(rows, key=lambda k: abs(sum(of["both"] for of in rows[k]) - 0.6)
-                + sum(of["p"] ** 2 for of in rows[k]))
-        names = [of["name"] for one in data["rounds"][:k] for of in one["new"]]
-        one, before = data["rounds"][k], "".join(names)[-43:]
-        place = "".join([*names, *(of["name"] for of in one["new"][:2])])[-43:]
-        law = {"pair": data["pair"], "machine": data["machine"], "items": rows[k], "text": place,
-               "measured": measure(pair, prompts[:3], settings, stopwatch(pair.target.device))}
-        texts = {"timeline.svg": timeline_svg(data), "law.html": page("law.html", law),
-                 "race.svg": race_svg(greedy(pair, settings, prompts)),
-                 "round.svg": picture("round", data, 600, one=one, last=names[-1], before=before),
-                 "position.svg": position_svg(data, rows[k], place)}
+        texts = drawn(*prepared(options))
         if options.bench:
             figures = json.loads(Path(options.bench).read_text(encoding="utf-8"))
             texts["speedup.svg"] = speedup_svg(figures)

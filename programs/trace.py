@@ -15,18 +15,18 @@ from vocabulary import speller
 
 
 def trace(pair, tokens, settings, eos=None):
-    """Decode a text. Returns its rounds, and plain values of all that is shown of them. "plain":
-    the seconds of each step of the target alone. Of three runs in turn the middle one is told."""
+    """Decode a text both ways. Returns its rounds, and plain values of all that is shown of them;
+    "plain" and "ids" are of the target alone. Of three runs in turn the middle one is told."""
     now = stopwatch(pair.target.device)
     runs = [[timed(way, now) for way in (watch(pair, tokens, settings, eos, now),
                                          decode_plain(pair, tokens, settings))]
             for _ in range(4)][1:]  # the first is slow: it does not count
-    (seen, seconds), (_, plain) = (sorted(of_one_way, key=lambda run: sum(run[1]))[1]
-                                   for of_one_way in zip(*runs))
+    (seen, seconds), (ids, plain) = (sorted(of_one_way, key=lambda run: sum(run[1]))[1]
+                                     for of_one_way in zip(*runs))
     shapes = [f"{one.n_layer}x{one.n_embd}" for one in (pair.target.config, pair.draft.config)]
     return [one for one, *_ in seen], {
         "pair": "target {}, draft {}".format(*shapes), "machine": machine(pair), "plain": plain,
-        "settings": vars(settings), **tell(tokens, seen, seconds, pair.encoding)}
+        "ids": ids, "settings": vars(settings), **tell(tokens, seen, seconds, pair.encoding)}
 
 
 def watch(pair, tokens, settings, eos, now):
@@ -89,7 +89,8 @@ def tell_row(one, i, draws, encoding):
         columns |= {"from": probs.view(-1) for probs, _ in draws if probs.numel() == len(p)}
     fate = "rejected" if i == one.accepted < len(one.new) else "dropped"
     marks = dict.fromkeys(one.drafts[i:i + 1], fate) | dict(zip(one.new[i:i + 1], one.writers[i:]))
-    shown = sorted({*p.maximum(q).topk(6).indices.tolist(), *marks}, key=lambda x: -p[x].item())
+    likely = [x for x in p.maximum(q).topk(6).indices.tolist() if p[x] + q[x] > 0]
+    shown = sorted({*likely, *marks}, key=lambda x: -p[x].item())
     others = [x for x in range(len(p)) if x not in shown]
     named = [*((x, name_of(x, encoding), x) for x in shown), (None, "all others", others)]
     return [{"id": x, "name": name, "mark": marks.get(x, ""),

@@ -23,8 +23,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 torch.set_num_threads(1)  # tiny tensors gain nothing from two
 gc.freeze()  # what is imported stays: the collector need not look at it again and again
 
-ORDER = ("law properties wall sampling model specdec variants statistics vocabulary pair train_tiny "
-         "options decode bench trace pictures exercises readme house").split()
+ORDER = ("law properties wall sampling model specdec variants statistics vocabulary pair "
+         "train_tiny options decode bench trace pictures exercises readme house").split()
 
 
 def pytest_collection_modifyitems(items):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from micro import DEVICE, Clock, ended, micro_pair
 from pair import Pair, save_pair
 from programs import bench
-from programs.bench import expected_speedup, expected_tokens, measure, pass_times, print_row
+from programs.bench import expected_speedup, expected_tokens, measure, pass_times, print_row, typical
 from programs.options import Settings
 from rigs import Spy, identity_rig, random_gpt
 from specdec import DraftModel
@@ -68,6 +68,7 @@ def test_a_pass_is_timed_once_it_is_warm_and_always_behind_as_many_tokens(capsys
         seen.add(len(ids))
         clock.add(0.001 * (30 + len(ids) + held) + first)
 
+    assert typical([9.0, 1.0, 3.0]) == 2 and typical([9.0]) == 9  # the median but of the first
     ms = pass_times(Spy(random_gpt(9, context=64), watch), clock, cached=32)
     assert ms == {rows: close(62 + rows) for rows in (1, 2, 4, 8, 16)}
     assert capsys.readouterr().out.endswith(f"pass over 16 rows  78.00 ms  {'█' * 12}\n")

@@ -7,12 +7,11 @@ from itertools import accumulate
 
 import pytest
 
-from micro import ended, is_one_clear_line
+from micro import ended
 from programs import pictures
 
 SVG = "{http://www.w3.org/2000/svg}"
 UGLY = ["<&>", "⏎····", "\\x1b[2J", "]]>", '"', "{x}", "日本", "·a", "long" * 9, "·"]
-WRITERS = ("draft", "correction", "bonus")
 
 
 def some_data():
@@ -65,8 +64,7 @@ def parts(root, y):
 
 @pytest.mark.parametrize("name", drawn())
 def test_a_picture_stands_alone(name):
-    """Well-formed, with a title; nothing is loaded, and no script is in it. Texts of a model that
-    look like markup stay text."""
+    """Well-formed, titled, without scripts; it loads nothing. What looks like markup stays text."""
     root = ET.fromstring(drawn()[name])
     assert root.tag == SVG + "svg" and root.find(SVG + "title").text.strip()
     assert {element.tag.removeprefix(SVG) for element in root.iter()} <= {
@@ -88,8 +86,7 @@ def test_colours_are_plain_and_letters_large(name):
     assert root.get("viewBox") == f"0 0 520 {root.get('height')}" and "font-size" not in dark
     assert drawn()[name].count("font-size") == 1 and "var(" not in drawn()[name]
     for element in root.iter():
-        colour = {"fill": element.get("fill"), "stroke": element.get("stroke")}
-        used = {key for key, value in colour.items() if value and value[0] == "#"}
+        used = {key for key in ("fill", "stroke") if element.get(key, "")[:1] == "#"}
         if used:
             rule = re.search(rf"\.{element.get('class')} \{{ (\w+): #\w+ \}}", dark)
             assert rule and {rule[1]} == used, ET.tostring(element)
@@ -102,7 +99,7 @@ def test_lanes_are_to_scale():
     has the rest of the round, and no gap is between them. 7 plain steps of .007: 50 ms."""
     data = some_data()
     root, x = ET.fromstring(pictures.timeline_svg(data)), 380 / 0.05
-    assert "The first 50 milliseconds" in said(root)
+    assert "The first 50 milliseconds after the prompt" in said(root)
     plain = [10 + x * end for end in accumulate(data["plain"][1:], initial=0)]
     shown = parts(root, 76)
     assert [part[0] for part in shown] == pytest.approx(plain[:len(shown)], abs=0.011)
@@ -161,22 +158,18 @@ def test_a_race_is_to_scale_and_both_ways_write_the_same():
 # ---------------------------------------------------------------- one place, all gammas
 
 def test_bars_are_probabilities_and_split_p_and_q():
-    """Solid is what p and q have in common, hatched what p has above, and the frame is q: for each
-    token on one scale. The sums say how often drafts are accepted."""
+    """Solid is what both have in common, hatched what p has above, the frame is q: on one scale."""
     row = some_data()["rounds"][2]["rows"][2]
     root = ET.fromstring(pictures.position_svg(some_data(), row, "before"))
     places = [place for place in root.iter(SVG + "svg") if place.get("x") == "120"]
-    for item, bars, frame in zip(row, places[::2], places[1::2]):
-        hatched, solid = (float(rect.get("width")) for rect in bars)
-        widths = [hatched, solid, float(frame.get("width"))]
-        scale = 320 / 0.2
-        assert widths == pytest.approx([scale * item[key] for key in ("p", "both", "q")], abs=0.01)
+    for item, (hatched, solid), frame in zip(row, places[::2], places[1::2]):
+        widths = [float(one.get("width")) for one in (hatched, solid, frame)]
+        assert widths == pytest.approx([1600 * item[key] for key in ("p", "both", "q")], abs=0.01)
     both = sum(item["both"] for item in row)
     assert f"accepted, {both:.2f}" in said(root) and f"corrections, {1 - both:.2f}" in said(root)
 
 
 def test_dots_are_measured_and_lines_predicted():
-    """On one scale, 3x at the top, for each way its own curve."""
     root = ET.fromstring(pictures.speedup_svg({"machine": "", "rows": ROWS}))
     heights = [float(dot.get("cy")) for dot in root.iter(SVG + "circle")]
     assert heights == pytest.approx([-280 / 3 * row["speedup"] for row in ROWS], abs=0.06)
@@ -193,19 +186,12 @@ def test_the_program_draws_all_from_one_pair(kept, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(pictures, "DOCS", tmp_path)
     monkeypatch.setattr(pictures, "measure", lambda *_: {"alpha": 0.5})
     (tmp_path / "bench.json").write_text(json.dumps({"machine": "", "rows": ROWS}))
-    arguments = [kept[1], *kept[2:], "--bench", tmp_path / "bench.json"]
-    assert ended(pictures, arguments, capsys) == (0, "", "")
+    options = [*kept[1:], "--bench", tmp_path / "bench.json"]
+    assert ended(pictures, options, capsys) == (0, "", "")
     names = {path.name for path in tmp_path.iterdir()} - {"bench.json", "kept"}
     assert names == {*(f"{name}.svg" for name in drawn()), "law.html"}
     page = (tmp_path / "law.html").read_text(encoding="utf-8")
     values = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
-    assert values["measured"] == {"alpha": 0.5}
-    assert sum(item["p"] for item in values["items"]) == pytest.approx(1, abs=0.01)
-    assert sum(item["q"] for item in values["items"]) == pytest.approx(1, abs=0.01)
-    position = ET.parse(tmp_path / "position.svg").getroot()
-    both = sum(item["both"] for item in values["items"])
-    assert f"accepted, {both:.2f}" in said(position)
-
-
-def test_a_missing_pair_is_one_clear_line(tmp_path, capsys):
-    assert is_one_clear_line(ended(pictures, [tmp_path / "no"], capsys), "no trained pair")
+    sums = [sum(item[key] for item in values["items"]) for key in ("p", "q", "both")]
+    assert values["measured"] == {"alpha": 0.5} and sums[:2] == pytest.approx([1, 1], abs=0.01)
+    assert f"accepted, {sums[2]:.2f}" in said(ET.parse(tmp_path / "position.svg").getroot())

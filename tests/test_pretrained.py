@@ -8,9 +8,10 @@ import torch
 
 from exact import EXACT, check_law, law
 from examples.pretrained import WEIGHTS, Pretrained, main
-from rigs import DEVICE, autoregressive_law, check_model, text
+from rigs import DEVICE, autoregressive_law, text
 from sampling import warp
 from specdec import DraftModel, speculative
+from test_law import check_model
 from variants import prompt_lookup
 
 

@@ -13,7 +13,6 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from exact import EXACT
 from rigs import DEVICE, greedy, seeded, times
 from sampling import verify_token, warp
 
@@ -48,15 +47,16 @@ def reference_warp(z, temperature, top_k, top_p):
 
 @pytest.mark.parametrize("temperature", (0, 0.25, 0.5, 1, 1.5, 4))
 def test_every_combination_of_settings_is_by_the_book(temperature):
-    """Over rows of four logits with ties in all places; an edge of top-p that rounding would decide
-    is left to the cases below."""
+    """Each row of four logits by itself, with ties in all places; an edge of top-p that rounding
+    would decide is left to the cases below."""
     rows = [list(z) for z in itertools.product((-1.0, 0.0, 2.0), repeat=4)]
+    logits = tensor(rows)
     for top_k, top_p in itertools.product((None, 1, 2, 3, 4, 9), (0.1, 0.3, 0.45, 0.8, 0.95, 1)):
-        probs = warp(tensor(rows), temperature, top_k, top_p).cpu()
-        for z, found in zip(rows, probs):
+        for z, found in zip(rows, warp(logits, temperature, top_k, top_p).cpu()):
             right, cumulative = reference_warp(z, temperature, top_k, top_p)
             if top_p == 1 or np.abs(cumulative - top_p).min() > 1e-9:
                 np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-15)
+    assert logits.tolist() == rows  # it was not written to
 
 
 # ---------------------------------------------------------------- warp for all logits
@@ -76,39 +76,6 @@ def test_warp_is_temperature_then_top_k_then_top_p(z, setting, eighths):
     assume(setting["top_p"] == 1 or np.abs(cumulative - setting["top_p"]).min() > 1e-9)
     for logits in (tensor(z), tensor(z) + eighths / 8):  # the sums are exact in float64
         np.testing.assert_allclose(warp(logits, **setting).cpu(), right, rtol=1e-9, atol=1e-15)
-
-
-@dtypes
-@times(2)
-@given(z=LOGITS, setting=st.fixed_dictionaries(SETTINGS))
-@example(z=[0.0], setting=dict(temperature=0.5, top_k=1, top_p=0.5))
-@example(z=[3.0, 3.0, 3.0], setting=dict(temperature=1.0, top_k=2, top_p=0.01))
-def test_warp_gives_a_distribution_in_the_order_of_the_logits(dtype, z, setting):
-    probs = warp(tensor(z, dtype), **setting)
-    assert probs.dtype == dtype and (probs >= 0).all() and abs(probs.sum().item() - 1) < ROUNDED
-    ranked = probs[tensor(z).argsort(dim=-1, descending=True, stable=True)]
-    assert (ranked.diff() <= 0).all(), f"{ranked.tolist()} in the order of the logits"
-
-
-@times(2)
-@given(LOGITS, st.integers(1, 14), st.floats(1e-6, 0.999))
-def test_top_k_keeps_exactly_k_and_top_p_the_smallest_set_that_reaches_p(z, k, top_p):
-    assert (warp(tensor(z), top_k=k) > 0).sum() == min(k, len(z))
-    full, kept = warp(tensor(z)), warp(tensor(z), top_p=top_p) > 0
-    assert full[kept].sum() > top_p - EXACT
-    assert full[kept].sum() - full[kept].min() < top_p + EXACT  # one fewer would not reach it
-    assert kept.all() or full[kept].min() >= full[~kept].max()
-
-
-@times(2)
-@given(st.lists(st.lists(GRID, min_size=3, max_size=3), min_size=1, max_size=5),
-       st.fixed_dictionaries(SETTINGS))
-def test_warp_treats_each_row_by_itself_and_writes_to_none(many, setting):
-    z = tensor(many)
-    together = warp(z, **setting)
-    assert z.tolist() == many
-    alone = torch.stack([warp(one, **setting) for one in z])
-    np.testing.assert_allclose(together.cpu(), alone.cpu(), atol=1e-15)
 
 
 FINITE = st.one_of(st.sampled_from([-1.0, 0.0, 1.0]), st.floats(-1, 1, width=32),

@@ -22,7 +22,7 @@ WRONG = {  # step: [(old lines, new lines, words of the failure)]
         ("choose(residual(p[n], q[n]))", "choose(p[n])", "the correction comes from p"),
         ("choose(residual(p[n], q[n]))", "choose(q[n])", "the correction comes from q"),
         ("choose(residual(p[n], q[n]))", "choose((p[n] - q[n]).clamp(min=0))",
-         "does not sum to 1. A residual must be divided by its sum"),
+         "does not sum to 1. It must be divided"),
         ("choose(residual(p[n], q[n]))", "residual(p[n], q[n]).argmax()", "not a draw"),
         ("choose(residual(p[n], q[n]))", "choose(residual(p[n + 1], q[n]))", "takes row n+1 of p"),
         ("token = choose(p[n])\n", "token = choose(p[n - 1])\n", "the bonus comes from row n-1"),

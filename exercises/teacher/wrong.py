@@ -66,7 +66,8 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
          "of the 1 drafts before 1 stood: the number of drafts asked for is 3; right is 2"),
         ("    before, had, wanted = None, 0, 1\n\n    def adapting(tokens, gamma, choose):\n"
          "        nonlocal", "    global before, had, wanted\n"
-         "    before, had, wanted = None, 0, 1\n    def adapting(tokens, gamma, choose):\n        global", "two texts at once"),
+         "    before, had, wanted = None, 0, 1\n    def adapting(tokens, gamma, choose):\n"
+         "        global", "two texts at once"),
         ("had + 1 if all_stood", "wanted + 1 if all_stood", "of the 1 drafts before 1 stood"),
         ("max(1, had - 1)", "max(0, had - 1)", "of the 1 drafts before 0 stood"),
         ("== had + 1  #", "== had  #", "round 2 of a text"),
@@ -124,7 +125,7 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         (", verify_on_noise", "", "right is (propose, verify)"),
     ],
     "verify_two": [
-        ("left = residual(left, q)", "left = (p[0] - q).clamp(min=0)", "divided by its sum"),
+        ("left = residual(left, q)", "left = (p[0] - q).clamp(min=0)", "that does not sum to 1"),
         ("left = residual(left, q)", "pass", STAND),
         ("return 0, choose(left)", "return 0, choose(residual(p[0], q))", LAW),
         ("return 0, choose(left)", "return 0, choose(p[0])", LAW),

@@ -37,6 +37,13 @@ def times(factor):
     return settings(max_examples=max(1, int(factor * settings().max_examples)))
 
 
+def decode(target, propose, tokens, max_new, gamma, verify=verify_token, warp=warp, choose=None,
+           eos=None):
+    """The rounds of a text."""
+    return list(speculative(target, propose, tokens, max_new, gamma=gamma, warp=warp,
+                            choose=choose or seeded(), verify=verify, eos=eos))
+
+
 def text(rounds):
     """The new tokens of a text, of rounds of the loop or as `histories` tells them."""
     return tuple(token for one in rounds for token in one.new)
@@ -99,8 +106,8 @@ class Foreign:
     def __init__(self, vocab_size=3, seed=0, context=16, width=6):
         generator = torch.Generator().manual_seed(seed)
         self.tokens, self.positions, self.mix, self.head = (
-            torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE)
-            for shape in ((vocab_size, width), (context, width), (width, width), (width, vocab_size)))
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE) for shape in (
+                (vocab_size, width), (context, width), (width, width), (width, vocab_size)))
         self.config = SimpleNamespace(vocab_size=vocab_size, context=context)
         self.device = DEVICE
 
@@ -287,10 +294,9 @@ class Told(NamedTuple):
 def histories(name, verify):
     """{the rounds of a text: probability} of a way, enumerated once for all the tests that ask."""
     def program(choose):
-        one = WAYS[name]
-        rounds = speculative(one.target, MAKERS[one.drafter](one, one.warp), PROMPT, one.new,
-                             gamma=one.gamma, warp=one.warp, choose=choose, verify=verify,
-                             eos=one.eos)
+        way = WAYS[name]
+        rounds = decode(way.target, MAKERS[way.drafter](way, way.warp), PROMPT, way.new, way.gamma,
+                        verify, way.warp, choose, way.eos)
         return tuple(Told(tuple(one.new), tuple(one.writers)) for one in rounds)
 
     return law(program)
@@ -299,8 +305,7 @@ def histories(name, verify):
 def check_text_law(target, make_drafter, prompt, new, gamma, verify, warp=warp, eos=None):
     """The text of the loop has the law of the target. Returns the mean number of passes."""
     def program(choose):
-        rounds = list(speculative(target, make_drafter(), prompt, new, gamma=gamma, warp=warp,
-                                  choose=choose, verify=verify, eos=eos))
+        rounds = decode(target, make_drafter(), prompt, new, gamma, verify, warp, choose, eos)
         return text(rounds), len(rounds)
 
     found = law(program)

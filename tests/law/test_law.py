@@ -18,12 +18,12 @@ import torch.nn.functional as F
 
 from exact import EXACT, check_law, law, marginal
 from rigs import (DEVICE, EOS, PROMPT, WARPS, WAYS, Bigram, Foreign, Scripted, Spy, Told,
-                  autoregressive_law, check_text_law, from_texts, greedy, histories,
+                  autoregressive_law, check_text_law, decode, from_texts, greedy, histories,
                   identity_rig, one_round, our_rules, random_gpt, reference_passes, rules, saying,
                   seeded, tables, text)
-from sampling import warp
+from sampling import verify_token, warp
 from specdec import DraftModel, algorithm_1, plain, speculative
-from variants import verify_block, verify_token
+from variants import verify_block
 from wrong_samplers import (HoleAfterFullAcceptance, NeverRolledBack, PositionsRestart,
                             RolledBackTooFar)
 
@@ -71,10 +71,9 @@ def test_the_loop_is_algorithm_1_round_by_round(name):
             for side in ((way.target, way.warp), way.drafting))
 
     def program(choose):
-        tokens, rounds = list(PROMPT), []
-        while (left := len(PROMPT) + way.new - len(tokens)) > 0 and (not rounds or
-                                                                     tokens[-1] != way.eos):
-            gamma = min(way.gamma, left - 1)
+        tokens, rounds, end = list(PROMPT), [], len(PROMPT) + way.new
+        while len(tokens) < end and tokens[-1] != way.eos:
+            gamma = min(way.gamma, end - len(tokens) - 1)
             new = algorithm_1(p, q, tokens, gamma, choose)
             kept = new[:new.index(way.eos) + 1] if way.eos in new else new
             own = "correction" if len(new) <= gamma else "bonus"
@@ -120,6 +119,16 @@ def test_row_i_of_p_judges_draft_i_and_the_last_is_for_the_bonus(rejected, verif
 
 # ---------------------------------------------------------------- what is read
 
+@torch.inference_mode()
+def check_rows(name, rows, model, tokens, first):
+    """Row i is what follows the first `first` + i of these tokens."""
+    right = warp(model(torch.tensor([tokens], device=DEVICE))[0])
+    for i, row in enumerate(rows, first):
+        places = (1 + ((right - row).abs().amax(-1) < 1e-10).nonzero()).flatten().tolist()
+        assert i in places, (f"row {i - first} of {name} is what follows the first "
+                             f"{places or 'NONE'} of the tokens {tokens}, and {i} is right")
+
+
 @rules
 def test_a_pass_of_the_target_reads_the_last_token_and_the_drafts(verify):
     """The first reads the prompt as well."""
@@ -144,13 +153,13 @@ def test_a_pass_of_the_target_reads_the_last_token_and_the_drafts(verify):
     target = Spy(random_gpt(9, 2, context=64), watch)
     for one in speculative(target, propose, [1, 2, 3], 30, gamma=4, warp=warp, choose=seeded(),
                            verify=verify):
+        check_rows("p", one.p, target.model, written + one.drafts, len(written))
         written += one.new
 
 
 def test_the_draft_reads_what_its_cache_lacks_and_its_own_drafts():
     """After full acceptance that is two tokens: the last draft was never read."""
-    now = SimpleNamespace(tokens=[1, 2, 3], drafts=[], known=0, stood="no")
-    draw = seeded()
+    now, draw = SimpleNamespace(tokens=[1, 2, 3], drafts=[], known=0, stood="no"), seeded()
 
     def choose(q):
         token = draw(q)
@@ -164,30 +173,15 @@ def test_the_draft_reads_what_its_cache_lacks_and_its_own_drafts():
             f"reads {ids}; right are {now.known} tokens and {right}")
         now.known += len(ids)
 
-    propose = DraftModel(Spy(random_gpt(9, context=64), watch), warp)
+    model = Spy(random_gpt(9, context=64), watch)
+    propose = DraftModel(model, warp)
     for stood in (3, 0, 2, 3, 3, 1):
         now.drafts = []
-        propose(now.tokens, 3, choose)
+        _, q = propose(now.tokens, 3, choose)
+        check_rows("q", q, model.model, now.tokens + now.drafts, len(now.tokens))
         own = (now.drafts[stood] + 1) % 9 if stood < 3 else 5  # the target's
         now.stood, now.known = stood, len(now.tokens) + min(stood, 2)
         now.tokens = now.tokens + now.drafts[:stood] + [own]
-
-
-@rules
-def test_rows_of_p_and_q_follow_the_text_and_the_drafts_before_them(verify):
-    written, target, draft = [1, 2, 3], random_gpt(9, 2, context=64), random_gpt(9, context=64)
-    rounds = speculative(target, DraftModel(draft, warp), [1, 2, 3], 30, gamma=4, warp=warp,
-                         choose=seeded(), verify=verify)
-    for number, one in enumerate(rounds, 1):
-        for name, model, rows in (("p", target, one.p), ("q", draft, one.q)):
-            with torch.inference_mode():
-                right = warp(model(torch.tensor([written + one.drafts], device=DEVICE))[0])
-            for i, row in enumerate(rows):
-                places = (1 + ((right - row).abs().amax(-1) < 1e-10).nonzero().flatten()).tolist()
-                assert len(written) + i in places, (
-                    f"row {i} of {name} in round {number} is what follows the first "
-                    f"{places or 'NONE'} tokens of text and drafts; {len(written) + i} is right")
-        written += one.new
 
 
 # ---------------------------------------------------------------- where a text ends
@@ -197,10 +191,9 @@ def test_rows_of_p_and_q_follow_the_text_and_the_drafts_before_them(verify):
 @pytest.mark.parametrize("max_new", (0, 1, 2, 3, 6))
 def test_exactly_as_many_tokens_come_as_were_asked_for(max_new, gamma, verify):
     target, draft = identity_rig(vocab_size=9, n_layer=2)
-    way, prompt = dict(warp=greedy, choose=seeded()), [3, 1, 4, 1, 5]
-    right = tuple(plain(target, prompt, max_new, **way))
-    found = text(speculative(target, DraftModel(draft, greedy), prompt, max_new, gamma=gamma,
-                             verify=verify, **way))
+    prompt = [3, 1, 4, 1, 5]
+    right = tuple(plain(target, prompt, max_new, warp=greedy, choose=seeded()))
+    found = text(decode(target, DraftModel(draft, greedy), prompt, max_new, gamma, verify, greedy))
     assert len(found) == len(right) == max_new, (
         f"{max_new} tokens were asked for; plain gave {len(right)}, speculative {len(found)}")
     assert found == right, f"greedy text is {right}, and with drafts it is {found}"
@@ -213,12 +206,10 @@ def test_exactly_as_many_tokens_come_as_were_asked_for(max_new, gamma, verify):
     ((7, 0, 9, 9, 9), (7, 9, 9, 9, 9), 4), ((7, 0, 9, 9, 9), (7, 9, 9, 9, 9), 1)],
     ids=["first draft", "second", "last", "before a rejection", "correction", "bonus"])
 def test_nothing_follows_an_end_of_text(target, draft, gamma, verify):
-    way = dict(warp=warp, choose=seeded(), eos=EOS)
-    found = text(speculative(saying(*target), DraftModel(saying(*draft), warp), [1], 9, gamma=gamma,
-                             verify=verify, **way))
     right = target[:target.index(EOS) + 1]
-    assert found == right, f"the end of text is {EOS}: {found} was written, and {right} is right"
-    assert tuple(plain(saying(*target), [1], 9, **way)) == right
+    found = (tuple(plain(saying(*target), [1], 9, warp=warp, choose=seeded(), eos=EOS)), text(
+        decode(saying(*target), DraftModel(saying(*draft), warp), [1], 9, gamma, verify, eos=EOS)))
+    assert found == (right, right), f"plain and speculative wrote {found}; {right} ends with {EOS}"
 
 
 # ---------------------------------------------------------------- the number of target passes
@@ -241,7 +232,8 @@ def test_the_block_rule_needs_fewer_passes_than_the_token_rule():
 @our_rules
 def test_a_draft_equal_to_the_target_is_never_rejected(verify):
     """4 new tokens: 2 drafts and the bonus, then one token more."""
-    assert abs(mean_passes("target itself, endless", verify) - 2) < EXACT
+    found = mean_passes("target itself, endless", verify)
+    assert abs(found - 2) < EXACT, f"{found:.6f} passes on average, and 2 are right"
 
 
 # ---------------------------------------------------------------- a model of another make
@@ -271,9 +263,8 @@ def check_model(model, bound=1e-3):
                               (5, 6, "a token after the length was set from 11 to 5"),
                               (6, 12, "6 tokens after these 6")):
         cache.length = min(cache.length, start)
-        logits = model(ids[:, start:end], cache)[0]  # (T, V), or of the last tokens alone
+        wrong = (model(ids[:, start:end], cache)[0] - right[start:end]).abs().amax(-1)  # (T,)
         assert cache.length == end, f"after {which} its length is {cache.length}, and not {end}"
-        wrong = (logits - right[end - len(logits):end]).abs().amax(-1)  # of each row
         assert (wrong < bound).all(), (f"the logits of {which} differ by {wrong.tolist()} from "
                                        "those of a pass over the text up to each of them")
 
@@ -294,33 +285,34 @@ def test_a_faulty_model_fails_the_check_of_models(wrong, said):
 
 # ---------------------------------------------------------------- at the edges of the contract
 
-some_warps = pytest.mark.parametrize("shape", [
-    functools.partial(warp, **setting)
-    for setting in ({}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0})], ids=str)
+some_warps = pytest.mark.parametrize(
+    "setting", [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0}], ids=str)
 
 
 @rules
 @some_warps
-def test_behind_a_forbidden_draft_nothing_is_an_error(shape, verify):
+def test_behind_a_forbidden_draft_nothing_is_an_error(setting, verify):
     """The target forbids token 2, and behind it all its logits are -inf: no law at all. Plain
     decoding never gets there, and the draft often proposes it."""
     target, draft = Bigram([[5, 5, 0], [3, 7, 0], [0, 0, 0]]), Scripted([[0.3, 0.3, 0.4]])
-    check_text_law(target, lambda: DraftModel(draft, warp), [0], 3, 2, verify, shape)
+    check_text_law(target, lambda: DraftModel(draft, warp), [0], 3, 2, verify,
+                   functools.partial(warp, **setting))
 
 
 @rules
 @some_warps
 @pytest.mark.parametrize("after", (0, 3))
 @pytest.mark.parametrize("side", ("target", "draft"))
-def test_nan_where_a_token_is_drawn_from_is_an_error_and_never_a_token(side, after, shape, verify):
-    good, bad, new = [[0.6, 0.3, 0.1]], [[0.6, 0.3, 0.1]] * after + [[0.6, math.nan, 0.1]], []
+def test_nan_where_a_token_is_drawn_from_is_an_error_never_a_token(side, after, setting, verify):
+    good, bad = [[0.6, 0.3, 0.1]], [[0.6, 0.3, 0.1]] * after + [[0.6, math.nan, 0.1]]
     target, draft = (Scripted(bad if side == name else good) for name in ("target", "draft"))
-    way = dict(warp=shape, choose=seeded())
+    way = dict(warp=functools.partial(warp, **setting), choose=seeded())
+    written, rounds = [], speculative(target, DraftModel(draft, way["warp"]), [0], 9, gamma=2,
+                                      verify=verify, **way)
     with pytest.raises(ValueError):
-        for one in speculative(target, DraftModel(draft, shape), [0], 9, gamma=2, verify=verify,
-                               **way):
-            new += one.new
-    assert len(new) <= after, f"{new} was written, and token {after} is drawn from NaN"
+        for one in rounds:
+            written += one.new
+    assert len(written) <= after, f"{written} was written, and token {after} is drawn from NaN"
     if side == "target":
         with pytest.raises(ValueError):
             list(plain(target, [0], 9, **way))
@@ -336,8 +328,7 @@ def test_a_drafter_that_breaks_its_contract_is_refused(drafts, q, verify):
         return torch.ones(drafts, dtype=torch.long, device=DEVICE), torch.tensor(q, device=DEVICE)
 
     with pytest.raises(ValueError):
-        next(speculative(saying(1), propose, [1], 9, gamma=3, warp=warp, choose=seeded(),
-                         verify=verify))
+        decode(saying(1), propose, [1], 9, 3, verify)
 
 
 @rules
