@@ -96,7 +96,7 @@ def verify_token(p, q, drafted, choose):
     coins = choose(torch.stack([1 - accept, accept], -1))  # (k,) of 0 and 1
     n = coins.cumprod(0).sum()  # coins after the first 0 do not count
 
-    # Behind the last draft nothing was drafted: a q of zeros leaves all of p, and that is the bonus.
+    # Behind the last draft nothing was drafted: a q of zeros leaves all of p, for the bonus.
     q_and_zeros = torch.cat([q, torch.zeros_like(p[-1:])])  # (k+1, V)
     row = n[None]  # p[n] would read n from the device, and wait for it
     return n, choose(residual(p[row], q_and_zeros[row]))[0]

@@ -156,8 +156,8 @@ def progress(label, recipe, losses, most=math.inf):
 def fit(label, model, draw, loss_of, recipe, seed):
     """Minimise loss_of(model, *draw(generator)), for the time of this stage.
 
-    Muon for the matrices inside the blocks, AdamW for the embeddings and norms. After a short warm-up the
-    learning rate stays at its peak for a third of the way, then falls to 0 on a straight line.
+    Muon for the matrices inside the blocks, AdamW for the rest. After a short warm-up the learning
+    rate stays at its peak for a third of the way, then falls to 0 on a straight line.
     """
     generator = torch.Generator().manual_seed(seed)
     matrices = [w for w in model.blocks.parameters() if w.dim() == 2]

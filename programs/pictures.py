@@ -1,10 +1,9 @@
 """The pictures of the README and the page docs/law.html, all from one pair at work.
 
-    python -m programs.pictures checkpoints/tiny --bench bench.json     (what the bench wrote)
+    python -m programs.pictures checkpoints/tiny
 """
 
 import html
-import json
 import string
 from dataclasses import replace
 from itertools import accumulate
@@ -109,7 +108,7 @@ def lane_of(way, top, width, appear):
     return [*parts, appear(end, piece("flag", f"{1000 * end:.0f} ms", y=top))], y
 
 
-# ---------------------------------------------------------------- one place, all gammas
+# ---------------------------------------------------------------- one place
 
 def position_svg(data, row, before):
     """p and q at one place, as bars. before: the text before it."""
@@ -120,25 +119,6 @@ def position_svg(data, row, before):
             for i, of in enumerate(items)]
     return picture("position", data, 294 + 38 * len(items), rows=rows, others=others, both=both,
                    rest=1 - both, down=110 + 38 * len(items), before=before)
-
-
-def speedup_svg(figures):
-    """Speedup against gamma, a curve for each way that was measured."""
-    rows, ways = figures["rows"], {}
-    for row in rows:
-        name = "{drafter}, {verify} rule, T = {temperature:g}".format(**row)
-        ways.setdefault(name, []).append(row)
-    up = -280 / (1 + int(max(row["speedup_max"] for row in rows)))  # of a speedup of 1
-    x = {gamma: 70 + 54 * i for i, gamma in enumerate(sorted({row["gamma"] for row in rows}))}
-    parts = [piece("level", f"{i}x", y=up * i) for i in range(1 + round(-280 / up))]
-    parts += [piece("gamma", str(gamma), x=at) for gamma, at in x.items()]
-    for i, (name, way) in enumerate(ways.items()):
-        points = " ".join(f"{x[row['gamma']]},{up * row['predicted']:.1f}" for row in way)
-        parts.append(piece("curve", name, y=80 + 28 * i, points=points,
-                           dash=("", "9 4", "2 3", "9 3 2 3", "16 4")[i % 5]))
-        parts += [piece("dot", x=x[row["gamma"]], y=up * row["speedup"],
-                        low=up * row["speedup_min"], high=up * row["speedup_max"]) for row in way]
-    return picture("speedup", figures, 510 + 28 * len(ways), parts=parts)
 
 
 # ---------------------------------------------------------------- what is drawn
@@ -160,8 +140,6 @@ def drawn(pair, settings, tokens):
            "measured": measure(pair, prompts[:3], settings, stopwatch(pair.target.device))}
     cold = greedy(pair, settings, prompts)
     return {"timeline.svg": timeline_svg(data), "position.svg": position_svg(data, rows[k], place),
-            "round.svg": picture("round", data, 600, one=rounds[k], last=names[-1],
-                                 before="".join(names)[-43:]),
             "law.html": page("law.html", law), "race.svg": race_svg(cold)}
 
 
@@ -178,15 +156,10 @@ def greedy(pair, settings, prompts):
 def main(arguments=None):
     parser = parser_of("Draw the pictures of the README.", arguments, prompt=False)
     parser.add_argument("checkpoint", metavar="DIR", help="a pair of train_tiny.py")
-    parser.add_argument("--bench", metavar="FILE", help="what the bench wrote, for the speedup")
     parser.set_defaults(gamma=4)
     options = parser.parse_args(arguments)
     with clear_errors(parser):
-        texts = drawn(*prepared(options))
-        if options.bench:
-            figures = json.loads(Path(options.bench).read_text(encoding="utf-8"))
-            texts["speedup.svg"] = speedup_svg(figures)
-        for name, text in texts.items():
+        for name, text in drawn(*prepared(options)).items():
             (DOCS / name).write_text(text, encoding="utf-8")
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from micro import DEVICE, Clock, ended, micro_pair
 from pair import Pair, save_pair
 from programs import bench
-from programs.bench import expected_speedup, expected_tokens, measure, pass_times, print_row, typical
+from programs.bench import (expected_speedup, expected_tokens, measure, pass_times, print_row,
+                            typical)
 from programs.options import Settings
 from rigs import Spy, identity_rig, random_gpt
 from specdec import DraftModel

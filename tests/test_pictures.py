@@ -32,18 +32,10 @@ def some_data():
             "settings": {"gamma": 4}, "plain": [0.006 + 0.001 * (i % 3) for i in range(50)]}
 
 
-ROWS = [{"drafter": drafter, "verify": "token", "temperature": 1.0, "gamma": gamma,
-         "predicted": 1.5, "speedup": 1 + gamma / 9, "speedup_min": 0.9, "speedup_max": 2.5}
-        for drafter in ("model", "lookup") for gamma in (1, 2, 4, 8)]
-
-
 def drawn():
     data, before = some_data(), "".join(UGLY)[-43:]
     return {"timeline": pictures.timeline_svg(data), "race": pictures.race_svg(data),
-            "round": pictures.picture("round", data, 600, one=data["rounds"][2], last="<",
-                                      before=before),
-            "position": pictures.position_svg(data, data["rounds"][2]["rows"][2], before),
-            "speedup": pictures.speedup_svg({"machine": "<cpu>", "rows": ROWS})}
+            "position": pictures.position_svg(data, data["rounds"][2]["rows"][2], before)}
 
 
 def said(root):
@@ -72,7 +64,7 @@ def test_a_picture_stands_alone(name):
         "text", "tspan", "animate"}
     assert drawn()[name].count("http") == 1  # the name of the format
     assert not re.search(r"href|url\((?!#hatch)|@import|@font-face", drawn()[name])
-    assert "<cpu>" in said(root) and (name in ("speedup", "timeline") or "<&>" in said(root))
+    assert "<cpu>" in said(root) and (name == "timeline" or "<&>" in said(root))
 
 
 @pytest.mark.parametrize("name", drawn())
@@ -169,26 +161,14 @@ def test_bars_are_probabilities_and_split_p_and_q():
     assert f"accepted, {both:.2f}" in said(root) and f"corrections, {1 - both:.2f}" in said(root)
 
 
-def test_dots_are_measured_and_lines_predicted():
-    root = ET.fromstring(pictures.speedup_svg({"machine": "", "rows": ROWS}))
-    heights = [float(dot.get("cy")) for dot in root.iter(SVG + "circle")]
-    assert heights == pytest.approx([-280 / 3 * row["speedup"] for row in ROWS], abs=0.06)
-    lines = [[float(point.split(",")[1]) for point in line.get("points").split()]
-             for line in root.iter(SVG + "polyline")]
-    assert lines == [pytest.approx([-280 / 3 * 1.5] * 4, abs=0.06)] * 2
-    assert "model, token rule, T = 1" in said(root) and "lookup, token rule, T = 1" in said(root)
-
-
 # ---------------------------------------------------------------- the program
 
 def test_the_program_draws_all_from_one_pair(kept, tmp_path, monkeypatch, capsys):
     """The page of the law holds what was measured, and p and q of the place that is drawn."""
     monkeypatch.setattr(pictures, "DOCS", tmp_path)
     monkeypatch.setattr(pictures, "measure", lambda *_: {"alpha": 0.5})
-    (tmp_path / "bench.json").write_text(json.dumps({"machine": "", "rows": ROWS}))
-    options = [*kept[1:], "--bench", tmp_path / "bench.json"]
-    assert ended(pictures, options, capsys) == (0, "", "")
-    names = {path.name for path in tmp_path.iterdir()} - {"bench.json", "kept"}
+    assert ended(pictures, kept[1:], capsys) == (0, "", "")
+    names = {path.name for path in tmp_path.iterdir()} - {"kept"}
     assert names == {*(f"{name}.svg" for name in drawn()), "law.html"}
     page = (tmp_path / "law.html").read_text(encoding="utf-8")
     values = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])

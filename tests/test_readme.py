@@ -1,4 +1,4 @@
-"""What the README shows is what there is: its code is the program's own, and what it names exists."""
+"""What the README shows is what there is: its code is the program's own, what it names exists."""
 
 import inspect
 import re

@@ -63,9 +63,9 @@ def test_the_block_rule_tosses_the_coins_of_the_paper(seed, vocab, gamma):
     p, q = (random.exponential(size=(n, vocab)) * (random.random((n, vocab)) < 0.75) + 1e-9
             * np.eye(vocab)[random.integers(vocab, size=n)] for n in (gamma + 1, gamma))
     p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
-    drafted = [random.choice(vocab, p=one) for one in q]
+    drafted = [int(np.searchsorted(one.cumsum(), one.sum() * random.random())) for one in q]
     coins, keep = reference_block(p, q, drafted)
-    tossed = [int(random.choice([coin for coin in (0, 1) if (h < 1, h > 0)[coin]])) for h in coins]
+    tossed = [int(h == 1 or h > 0 and random.random() < 0.5) for h in coins]
     n = max((i + 1 for i, coin in enumerate(tossed) if coin), default=0)
     left = p[n] if n == gamma else np.maximum(keep[n] * p[n] - q[n], 0)
     seen = []
@@ -96,7 +96,7 @@ def test_a_coin_of_the_block_rule_has_a_law_where_rounding_alone_is_missing():
 # ---------------------------------------------------------------- prompt lookup
 
 def naive_continuation(tokens):
-    """Every end of at most 8 tokens at every earlier place: the longest, and of these the latest."""
+    """Of all ends of at most 8 tokens, at all earlier places, the longest, and the latest."""
     places = [(size, start) for size in range(1, 9) for start in range(len(tokens) - size)
               if tokens[start:start + size] == tokens[len(tokens) - size:]]
     return tokens[sum(max(places)):] if places else []

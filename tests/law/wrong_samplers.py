@@ -29,7 +29,8 @@ def wall_model(seed, make=Foreign):
 def decode(choose, prompt, max_new, gamma, settings, verify=verify_token, drafter=DraftModel,
            loop=speculative, target=Foreign, draft=Foreign, target_warp={}, draft_warp={}):
     """The rounds of speculative decoding, right in every part that is not given."""
-    p_warp, q_warp = (functools.partial(warp, **settings | off) for off in (target_warp, draft_warp))
+    p_warp, q_warp = (functools.partial(warp, **settings | off)
+                      for off in (target_warp, draft_warp))
     return list(loop(wall_model(TARGET, target), drafter(wall_model(DRAFT, draft), q_warp), prompt,
                      max_new, gamma=gamma, warp=p_warp, choose=choose, verify=verify, eos=EOS))
 
