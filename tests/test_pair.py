@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from micro import DEVICE, MICRO, ended, is_one_clear_line, micro_pair
+from micro import DEVICE, ended, is_one_clear_line, micro_pair
 from model import GPT, Config
 from pair import load_pair, pick_device, save_pair
 from programs import decode
@@ -51,9 +51,16 @@ def saved(value):
     return file.getvalue()
 
 
+class Trap:
+    """What a harmful file may hold: to load it would run this."""
+
+    def __reduce__(self):
+        return exec, ("raise KeyboardInterrupt",)
+
+
 CUT = {"nothing": lambda whole: b"", "half": lambda whole: whole[:len(whole) // 2],
        "all but a byte": lambda whole: whole[:-1], "a list": lambda whole: saved([1, 2]),
-       "a class, to load which would run code": lambda whole: saved(MICRO)}
+       "a trap": lambda whole: saved(Trap())}
 CHANGED = {
     "a weight too few": lambda whole: whole["draft"]["weights"].pop("embed.weight"),
     "another shape": lambda whole: whole["target"]["config"].update(n_embd=64),
@@ -112,13 +119,12 @@ def test_two_that_save_into_one_directory_both_leave_a_whole_pair(tmp_path, monk
     save, theirs = torch.save, replace(micro_pair(), gamma=5)
 
     def interleaved(whole, path):
-        path.write_bytes(b"half of it")
-        with monkeypatch.context() as other_process:
+        with open(path, "wb") as file, monkeypatch.context() as other_process:
             other_process.setattr(torch, "save", save)
             other_process.setattr("os.getpid", lambda: 7)
             save_pair(theirs, tmp_path)
-        assert load_pair(tmp_path).gamma == 5
-        save(whole, path)
+            assert load_pair(tmp_path).gamma == 5
+            save(whole, file)
 
     monkeypatch.setattr(torch, "save", interleaved)
     save_pair(replace(micro_pair(), gamma=2), tmp_path)
