@@ -132,13 +132,12 @@ def test_a_row_shows_each_figure_and_whether_the_machine_was_busy(capsys):
 
 USUAL = [("model", "token", 1), ("model", "block", 1), ("lookup", "token", 1),
          ("model", "token", 0), ("lookup", "token", 0)]
-MINE = f"--use {Path(bench.__file__).parent.parent / 'examples/mine.py'}"
 
 
 @pytest.mark.parametrize("asked, ways, gammas, settings", [
     ("", USUAL, (1, 2), dict(seed=0, top_k=None)),
-    (f"{MINE} --drafter mine", [("mine", "token", 1)], (1, 2), {}),
-    (f"{MINE} --verify mine --gamma 3", [("model", "mine", 1)], (3,), dict(alpha=None, eq1=None)),
+    ("--use MINE --drafter mine", [("mine", "token", 1)], (1, 2), {}),
+    ("--use MINE --verify mine --gamma 3", [("model", "mine", 1)], (3,), dict(eq1=None)),
     ("--temperature 0.5 --gamma 3 --top-k 5 --top-p 0.9 --seed 7", [("model", "token", 0.5)], (3,),
      dict(top_k=5, top_p=0.9, seed=7))])
 def test_screen_and_file_show_the_same_figures_of_all_that_is_asked_for(
@@ -152,8 +151,10 @@ def test_screen_and_file_show_the_same_figures_of_all_that_is_asked_for(
     for table in (RULES, DRAFTERS):
         monkeypatch.setitem(table, "mine", None)  # so that it is gone after the test
     save_pair(pair, tmp_path)
-    arguments = ["--checkpoint", tmp_path, "--device", DEVICE.type, "--dtype", "float64"]
-    code, out, err = ended(bench, [*arguments, *asked.split(), "--json", file], capsys)
+    mine = Path(bench.__file__).parent.parent / "examples/mine.py"
+    arguments = [mine if word == "MINE" else word for word in asked.split()] + [
+        "--checkpoint", tmp_path, "--device", DEVICE.type, "--dtype", "float64", "--json", file]
+    code, out, err = ended(bench, arguments, capsys)
     figures = json.loads(file.read_text(encoding="utf-8"), parse_constant=pytest.fail)
     rows = figures["rows"]
     assert (code, err) == (0, "") and out.count("best gamma") == len(ways)

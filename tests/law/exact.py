@@ -31,6 +31,7 @@ def every_outcome(program):
                 assert abs(sum(row) - 1) < 1e-3, f"drawn from {row}, which do not sum to 1"
                 possible = [i for i, probability in enumerate(row) if probability > 0]
                 outcome = script[len(taken)] if len(taken) < len(script) else 0
+                assert outcome < len(possible), "the same draws again, and other probabilities came"
                 taken.append((outcome, len(possible)))
                 weight.append(row[possible[outcome]])
                 ids.append(possible[outcome])

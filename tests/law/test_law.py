@@ -247,7 +247,8 @@ def test_a_model_of_another_make_decodes_losslessly(sides, verify):
     draft = ours.draft if sides == "target" else Foreign(2, seed=2)
     passes = check_text_law(target, lambda: DraftModel(draft, warp), PROMPT, 4, 2, verify, eos=eos)
     p, q = from_texts(target, warp, PROMPT), from_texts(draft, warp, PROMPT)
-    assert abs(passes - reference_passes(p, q, 2, 4, 2, verify, eos)) < EXACT
+    right = reference_passes(p, q, 2, 4, 2, verify, eos)
+    assert abs(passes - right) < EXACT, f"{passes:.6f} passes on average, {right:.6f} are right"
     found = law(lambda choose: tuple(plain(target, PROMPT, 4, warp=warp, choose=choose, eos=eos)))
     check_law(found, autoregressive_law(target, PROMPT, 4, warp, eos), A_TEXT)
 

@@ -39,12 +39,9 @@ def distributions(vocab):
 
 
 def neighbours(p):
-    """Rows that differ from p by one step of rounding at most."""
-    def moved(ends):
-        return np.array([x if end is None or x == 0 else np.nextafter(x, end, dtype=x.dtype)
-                         for x, end in zip(p, ends)])
-
-    return st.lists(st.sampled_from([0.0, 1.0, None]), min_size=len(p), max_size=len(p)).map(moved)
+    """Rows that differ from p by one step of rounding at most, each probability up or down."""
+    ends = st.lists(st.sampled_from([0, 1]), min_size=len(p), max_size=len(p))
+    return ends.map(lambda ends: np.nextafter(p, np.array(ends, p.dtype)) * (p > 0))
 
 
 @st.composite
