@@ -71,7 +71,7 @@ class Block(nn.Module):
         B, T, C = x.shape
         parts = self.qkv(self.norm_1(x)).chunk(3, dim=-1)  # (B, T, C) each
         queries, keys, values = (part.view(B, T, self.n_head, -1).transpose(1, 2) for part in parts)
-        if cache is not None:  # (B, nh, T, hs) each, and keys and values of the past before them
+        if cache is not None:  # then keys and values are those of all the text, (1, nh, end, hs)
             keys, values = cache.append(self.layer, keys, values)
         y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)  # (B, nh, T, hs)
         x = x + self.attn_out(y.transpose(1, 2).flatten(2))  # (B, T, C)

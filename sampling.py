@@ -91,7 +91,7 @@ def verify_token(p, q, drafted, choose):
     """
     x = drafted[:, None]  # (k, 1)
     ratio = (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0]  # (k,) p(x) / q(x)
-    # NaN: a draft that the target forbids may leave no law for what follows. It is not reached.
+    # Behind a draft with p = 0 the rows may be NaN. Its own coin is 0, so they never count.
     accept = ratio.clamp(max=1).nan_to_num(0)
     coins = choose(torch.stack([1 - accept, accept], -1))  # (k,) of 0 and 1
     n = coins.cumprod(0).sum()  # coins after the first 0 do not count

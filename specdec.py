@@ -125,7 +125,7 @@ def check_room(target, tokens, max_new):
 @torch.inference_mode()
 def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify=verify_token,
                 eos=None):
-    """Text with the law of `plain`, in fewer target passes. Yields a Round a pass.
+    """Text with the law of `plain`, in fewer passes. Yields one Round for each target pass.
 
     propose: a drafter, see above. verify: a rule, see sampling.verify_token. The others are as in
     `plain`. ValueError where the context is too small, or the drafter breaks its contract.
@@ -142,8 +142,8 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
         asked = min(gamma, end - len(tokens) - 1)
         drafted, q = propose(tokens, asked, choose)  # (k,), (k, V)
 
-        # 2. One pass of the target. The row of the last token judges draft 0, the row of a draft
-        #    judges the draft after it, and the row of the last draft is for the bonus.
+        # 2. One pass of the target. The row of the last token judges the first draft, the row of a
+        #    draft judges the next one, and the row of the last draft is for the bonus.
         rows = len(drafted) + 1
         logits = target(torch.cat([last, drafted[None]], 1), cache)[0, -rows:]
         p = warp(logits)  # (k+1, V)
@@ -168,8 +168,7 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
             new = new[:new.index(eos) + 1]
         tokens += new
 
-        # 6. Roll the cache back: it keeps what it has read of the text. Rejected drafts leave it,
-        #    and the last token was never in it.
+        # 6. Roll the cache back to the text without its last token, which the next round reads.
         after, cache.length = cache.length, len(tokens) - 1
         yield Round(drafts, min(n, len(new)), new, (before, after, cache.length), p, q)
         if new[-1] == eos:

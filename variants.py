@@ -18,17 +18,17 @@ def verify_block(p, q, drafted, choose):
 
     keep_i is the probability that at least i drafts stand, given the first i: min(1, keep_(i-1) ·
     p/q). It may rise again: a draft that p likes more than q does makes up for one that p likes
-    less. So it accepts at least as many drafts as the token rule. docs/theory.md, section 2, shows
-    why the coins below give these probabilities.
+    less. So on average it accepts at least as many drafts as the token rule. docs/theory.md,
+    section 2, shows why the coins below give these probabilities.
     """
     keep = block_keep(p, q, drafted)[:, None]  # (k+1, 1) from keep_0 = 1 on
-    # A row behind a draft that the target forbids may be NaN. It has no part in what is kept.
+    # Behind a draft with p = 0 a row may be NaN. There keep is 0, so the row does not count.
     kept_p = torch.where(keep > 0, keep * p, 0)  # (k+1, V)
     # Of the token behind i drafts: what no draft can supply, so that the run has to end there.
     missing = (kept_p[1:-1] - q[1:]).clamp(min=0).sum(-1)  # (k-1,), of i = 1 ... k-1
     chance = torch.where(missing == 0, 0, missing / (missing + (1 - keep[1:-1, 0])))
     chance = torch.cat([chance, keep[1:, 0][-1:]])  # (k,): that coin i comes up, for i = 1 ... k
-    chance = chance.nan_to_num(1)  # NaN where the text has to go on: end there, and raise it
+    chance = chance.nan_to_num(1)  # a NaN that counts: stop at it, and the loop raises
     coins = choose(torch.stack([1 - chance, chance], -1))  # (k,)
 
     # The LARGEST i whose coin comes up, and 0 if none does.

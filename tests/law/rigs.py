@@ -40,8 +40,11 @@ def times(factor):
 def decode(target, propose, tokens, max_new, gamma, verify=verify_token, warp=warp, choose=None,
            eos=None):
     """The rounds of a text."""
-    return list(speculative(target, propose, tokens, max_new, gamma=gamma, warp=warp,
-                            choose=choose or seeded(), verify=verify, eos=eos))
+    prompt = list(tokens)
+    rounds = list(speculative(target, propose, prompt, max_new, gamma=gamma, warp=warp,
+                              choose=choose or seeded(), verify=verify, eos=eos))
+    assert prompt == list(tokens), f"the prompt was {list(tokens)}, and {prompt} is left of it"
+    return rounds
 
 
 def text(rounds):
@@ -232,7 +235,7 @@ def accepted(round_law):
 # ---------------------------------------------------------------- the cases of the exact law
 
 gpt = functools.cache(random_gpt)
-PROMPT, EOS = (0, 1, 1, 0, 1), 0  # an end of text with id 0, since code may take 0 for "none"
+PROMPT, EOS = [0, 1, 1, 0, 1], 0  # an end of text with id 0, since code may take 0 for "none"
 
 
 def moody(pair, warp):

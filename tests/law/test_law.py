@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exact import EXACT, check_law, law, marginal
+from exact import EXACT, check_law, expectation, law, marginal
 from rigs import (DEVICE, EOS, PROMPT, WARPS, WAYS, Bigram, Foreign, Scripted, Spy, Told,
                   autoregressive_law, check_text_law, decode, from_texts, greedy, histories,
                   identity_rig, one_round, our_rules, random_gpt, reference_passes, rules, saying,
@@ -50,6 +50,7 @@ def test_plain_decoding_has_the_law_of_the_target(name):
     way = WAYS[name]
     found = law(lambda choose: tuple(plain(way.target, PROMPT, way.new, warp=way.warp,
                                            choose=choose, eos=way.eos)))
+    assert PROMPT == [0, 1, 1, 0, 1], f"{PROMPT} is left of the prompt"
     check_law(found, autoregressive_law(way.target, PROMPT, way.new, way.warp, way.eos), A_TEXT)
 
 
@@ -236,6 +237,26 @@ def test_a_draft_equal_to_the_target_is_never_rejected(verify):
     assert abs(found - 2) < EXACT, f"{found:.6f} passes on average, and 2 are right"
 
 
+def test_expected_rejections_are_the_sum_of_total_variations():
+    """Yin et al. 2024 (arXiv 2411.00841): E[rejections in T tokens] = sum over t of E TV(p_t, q_t).
+
+    gamma is T, so that only a rejection ends a round before T tokens, and each of them is tested.
+    The one after them is the target's own in any case.
+    """
+    T, target, draft = 3, random_gpt(2, n_layer=2, seed=1), random_gpt(2, seed=2)
+    p, q = from_texts(target, warp, PROMPT), from_texts(draft, warp, PROMPT)
+
+    def rejections(choose):
+        rounds = decode(target, DraftModel(draft, warp), PROMPT, T + 1, T, choose=choose)
+        return sum(one.accepted < len(one.drafts) for one in rounds)
+
+    right = sum(weight * sum(abs(a - b) for a, b in zip(p(tokens), q(tokens))) / 2
+                for t in range(T)
+                for tokens, weight in autoregressive_law(target, PROMPT, t, warp).items())
+    found = expectation(rejections)
+    assert abs(found - right) < EXACT, f"{found:.6f} rejections on average; right is {right:.6f}"
+
+
 # ---------------------------------------------------------------- a model of another make
 
 @our_rules
@@ -329,7 +350,7 @@ def test_a_drafter_that_breaks_its_contract_is_refused(drafts, q, verify):
         return torch.ones(drafts, dtype=torch.long, device=DEVICE), torch.tensor(q, device=DEVICE)
 
     with pytest.raises(ValueError):
-        decode(saying(1), propose, [1], 9, 3, verify)
+        decode(saying(1), propose, [1], 4, 3, verify)  # one round
 
 
 @rules
