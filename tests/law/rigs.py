@@ -2,7 +2,6 @@
 alone would write, and the ways to decode of which the exact law is computed."""
 
 import functools
-import math
 from types import SimpleNamespace
 from typing import NamedTuple
 

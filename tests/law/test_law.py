@@ -243,7 +243,7 @@ def test_expected_rejections_are_the_sum_of_total_variations():
     gamma is T, so that only a rejection ends a round before T tokens, and each of them is tested.
     The one after them is the target's own in any case.
     """
-    T, target, draft = 3, random_gpt(2, n_layer=2, seed=1), random_gpt(2, seed=2)
+    T, target, draft = 3, WAYS["T=1"].target, WAYS["T=1"].draft
     p, q = from_texts(target, warp, PROMPT), from_texts(draft, warp, PROMPT)
 
     def rejections(choose):
