@@ -86,7 +86,8 @@ def check_one_sided_top_p(answer):
 FITS = [  # alphas of the rows, c, v, and the gamma that suits
     ((0.8, 0.78, 0.74, 0.7), 0.1, 1.2, 5), ((0.7, 0.6, 0.62, 0.55), 0.15, 1.1, 3),
     ((0.95, 0.96, 0.97, 0.98), 0.01, 1.3, 20), ((0.3, 0.35, 0.25, 0.3), 0.4, 1.2, 0),
-    ([0.8] * 4, 0.1, 2.0, 10), ([0.6] * 4, 0.2, 0.8, 2), ([0.8] * 4, -0.02, 1.5, 20)]
+    ([0.8] * 4, 0.1, 2.0, 10), ([0.6] * 4, 0.2, 0.8, 2), ([0.8] * 4, -0.02, 1.5, 20),
+    ([0.3] * 4, 0.3, 0.8, 1), ([0.3] * 4, 0.05, 1.5, 0), ([0.3] * 4, -0.05, 1.6, 20)]
 
 
 def check_fit(answer):
@@ -333,8 +334,8 @@ def check_distill(answer):
             require((q.sum(-1) - 1).abs().max() < 1e-9, "q must have rows that sum to 1")
     for loss, (score, _) in GAMES.items():
         best = min(drafts, key=lambda name: score(p, drafts[name]))
-        require(best == loss, f"the draft trained for {best} has less {loss} than the one that was "
-                "trained for it")
+        require(best == loss, f"the draft trained for {loss} has more of it than the one trained "
+                f"for {best}: is its loss right?")
     for loss, (score, right) in GAMES.items():
         came = score(p, drafts[loss])
         require(abs(came - right) < 1e-6, f"the draft trained for {loss} reaches {came:.7f} of it "
