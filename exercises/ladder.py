@@ -2,7 +2,7 @@
 
 This is your file. Write a step in place of its `raise NotImplementedError`; each takes 3 to 15
 lines. The answers stand in sampling.py and specdec.py, made fast: keep those two closed, and
-Algorithm 1 open, as the README prints it.
+Algorithm 1 open, as the README prints it. What you need of `Round` and `check_room` stands below.
 
     python -m pytest exercises                  which steps stand, and what is wrong with the others
     python -m pytest exercises -k verify_token  the same of one step
@@ -88,15 +88,16 @@ class DraftModel:
     def __call__(self, tokens, gamma, choose):
         """Writes gamma drafts, one after another. Returns drafted (k,) and q (k, V).
 
-        Since the last call some drafts may have been rejected: the cache must forget them. If none
-        was, the cache lacks not one but two tokens of the text: the last draft, which was written
-        and never read, and the bonus.
+        Since the last call some drafts may have been rejected, and the cache must forget them: all
+        that it holds beyond the text without its last token. If none was rejected it holds less,
+        and lacks not one but two tokens: the last draft, which was written and never read, and the
+        bonus.
 
         self.model(ids, self.cache), with ids (1, T) on self.model.device, reads ids after what the
         cache holds, adds them to it, and gives logits (1, T, V), a row for each id. self.warp makes
-        logits a distribution. So: read what is unread of the text, draw a draft from the last row,
-        read that draft alone, draw the next, and so on. The last draft is not read: gamma drafts
-        take gamma passes, and these are slow.
+        logits (..., V) a distribution (..., V). So: read what is unread of the text, draw a draft
+        from the last row, read that draft alone, draw the next, and so on. The last draft is not
+        read: gamma drafts take gamma passes, and these are slow.
 
         gamma may be 0: then the shapes are (0,) and (0, V), V being self.model.config.vocab_size.
         And the model reads at most self.model.config.context tokens of one text: draft fewer, or
@@ -114,8 +115,9 @@ def one_round(target, cache, propose, tokens, *, gamma, warp, choose, verify, eo
     commit want numbers: drafted.tolist(), token.item().
 
     Round(drafts, accepted, new, cache, p, q) says what happened: drafts is the list, accepted how
-    many of them joined the text (fewer than n where an end of text came before), new is from
-    commit, and cache its three lengths: before the pass, after it, after commit.
+    many of them joined the text (fewer than n where an end of text came before; a draft that is one
+    counts), new is from commit, and cache its three lengths: before the pass, after it, after
+    commit.
     """
     raise NotImplementedError
 

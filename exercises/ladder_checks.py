@@ -287,7 +287,7 @@ def check_speculative(loop, make=DraftModel, rule=verify_token, new=4):
     with case("the target as its own draft model, so that all is accepted"):
         rounds = write(loop, target, make(draft, warp), rule, 7, 3, likeliest, None)
         require(len(rounds) == 2, f"7 tokens took {len(rounds)} passes of up to 3 drafts; right is "
-                "2: does the draft model read the text as it is?")
+                "2: does the draft model read the text as it is, and its logits go through warp?")
     for gamma, eos in [(2, None), (1, None), (2, 0), (2, 1)]:
         came = law(lambda choose: write(loop, target, make(draft, hot), rule, new, gamma, choose,
                                         eos))
@@ -314,7 +314,7 @@ def algorithm_1_again(target, new, gamma, choose, eos):
 
 def write(loop, target, propose, rule, new, gamma, choose, eos):
     """The rounds of a text, each told as (drafts accepted, new tokens), after a look at each."""
-    prompt, text, rounds, came = list(PROMPT), list(PROMPT), [], []
+    prompt, text, rounds, came, judged = list(PROMPT), list(PROMPT), [], [], []
 
     def drafter(tokens, asked, choose):
         left = len(PROMPT) + new - len(tokens)
@@ -324,6 +324,7 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
         return propose(tokens, asked, choose)
 
     def judge(p, q, drafted, choose):
+        judged.append(drafted)
         drafts, held = drafted.tolist(), len(text) - 1 if rounds else 0
         with case(f"round {len(rounds) + 1}, after the text {text} with the drafts {drafts}"):
             check_passes("the target", target.passes, [(text[:held], text[held:] + drafts)])
@@ -334,6 +335,8 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
     for one in loop(target, drafter, prompt, new, gamma=gamma, warp=warp, choose=choose,
                     verify=judge, eos=eos):
         require(isinstance(one, Round), f"{kind(one)} came for a round; right is a Round")
+        require(len(judged) == len(rounds) + 1, f"in round {len(rounds) + 1} verify was not called "
+                "once: it is the rule that is asked for, and need not be the token rule")
         require(all(type(x) is int for x in [one.accepted, *one.new]), "`accepted` and `new` of "
                 f"the Round are {one.accepted} and {one.new}; right are numbers, no tensors")
         with case(f"round {len(rounds) + 1}, after the text {text} with the drafts {one.drafts}"):

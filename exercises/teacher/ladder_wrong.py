@@ -118,6 +118,7 @@ WRONG = {  # step: [(old lines, new lines, words of the failure)]
         ("logits[0, rows]", "logits[0, [row + 1 for row in rows[:-1]] + rows[-1:]]",
          "shifted by one"),
         ("warp(logits[0, rows])", "logits[0, rows]", "these are logits"),
+        ("verify(p, q, drafted", "verify_token(p, q, drafted", "verify was not called once"),
         ("logits[0, rows]", "logits[0]", "the shape of p, a row for each draft"),
         (", device=target.device), cache)", ", device=target.device))",
          "was the cache given to the target?"),
