@@ -39,6 +39,7 @@ def check_residual(answer):
     for words, p, q in [
             ("one row", P[0], Q[0]), ("a one-hot q", P[0], table(0, 1, 0)),
             ("a p that equals q, so that nothing is left", P[0], P[0]), ("two rows", P[:2], Q),
+            ("a p that is close to q", P[0], P[0] + table(-0.5, 0.5, 0) / 1e5),
             ("two rows, of which one has p = q", P[:2], torch.stack([P[0], Q[1]]))]:
         with case(f"for {words}"):
             given = p.clone(), q.clone()
@@ -288,6 +289,9 @@ def check_speculative(loop, make=DraftModel, rule=verify_token, new=4):
         rounds = write(loop, target, make(draft, warp), rule, 7, 3, likeliest, None)
         require(len(rounds) == 2, f"7 tokens took {len(rounds)} passes of up to 3 drafts; right is "
                 "2: does the draft model read the text as it is, and its logits go through warp?")
+    with case("max_new 0"):
+        require(write(loop, target, make(draft, warp), rule, 0, 3, likeliest, None) == (),
+                "a round came; right is none")
     for gamma, eos in [(2, None), (1, None), (2, 0), (2, 1)]:
         came = law(lambda choose: write(loop, target, make(draft, hot), rule, new, gamma, choose,
                                         eos))
