@@ -1,7 +1,7 @@
 """Speculative decoding: the algorithm as it is printed, then the same made fast.
 
     python specdec.py               write a text both ways and compare (trains a pair first, once)
-    python -m programs.trace        the same, one round at a time
+    python -m programs.trace        a page that shows it one round at a time
     python -m programs.bench        where the time goes, and what theory predicts
 
 A pass of the target model takes about as long for a few tokens as for one. So a small draft model
@@ -76,7 +76,7 @@ def plain(target, tokens, max_new, *, warp, choose, eos=None):
     for _ in range(max_new):
         ids = unread(tokens, cache, target.device)  # (1, T): the prompt, then one token at a time
         p = warp(target(ids, cache)[0, -1])  # (V,)
-        (token,), (is_law,) = read(choose(p), sums_to_1(p))
+        (token,), (is_law,) = read(choose(p), (p.sum() - 1).abs() < 1e-3)  # NaN is not close to 1
         if not is_law:
             raise ValueError("the target's logits are NaN")
         tokens.append(token)
@@ -91,11 +91,6 @@ def unread(tokens, cache, device):
         raise ValueError(f"the cache holds {cache.length} tokens of a text of {len(tokens)}, and "
                          "the last one is still to be read: was the cache rolled back?")
     return torch.tensor([tokens[cache.length:]], device=device)
-
-
-def sums_to_1(probs):
-    """(..., V) -> (...) of True and False. A row with a NaN does not."""
-    return (probs.sum(-1) - 1).abs() < 1e-3
 
 
 def read(*tensors):
@@ -155,8 +150,8 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
         n, token = verify(p, q, drafted, choose)  # (), ()
 
         # 4. Read the outcome: the one transfer from the device to the host in a round.
-        (n,), (token,), drafts, p_is_law, q_is_law = read(n, token, drafted, sums_to_1(p),
-                                                          sums_to_1(q))
+        laws = [(rows.sum(-1) - 1).abs() < 1e-3 for rows in (p, q)]  # (k+1,), (k,): sums are 1
+        (n,), (token,), drafts, p_is_law, q_is_law = read(n, token, drafted, *laws)
         if not all(q_is_law):
             raise ValueError("the drafter's q is no distribution: its rows must sum to 1")
         if not p_is_law[n]:

@@ -10,8 +10,6 @@ from sampling import residual, verify_token
 from specdec import DraftModel
 
 
-# ---------------------------------------------------------------- a rule: all drafts as one block
-
 def verify_block(p, q, drafted, choose):
     """The block rule (Sun et al. 2024, arXiv 2403.10444, Algorithm 2). Arguments, results and law
     of sampling.verify_token.
@@ -50,8 +48,6 @@ def block_keep(p, q, drafted):
     return torch.stack(keep)
 
 
-# ---------------------------------------------------------------- a drafter: copy what came before
-
 def prompt_lookup(vocab_size, device, eos=None):
     """A drafter without a model: what followed the same words earlier in the text, up to an end of
     text. Its q is one-hot: nothing was drawn, it would have proposed the same with certainty."""
@@ -75,8 +71,6 @@ def continuation(tokens, longest=8):
                 return tokens[start + size:]
     return []
 
-
-# ---------------------------------------------------------------- what the programs choose from
 
 RULES = {"token": verify_token, "block": verify_block}
 

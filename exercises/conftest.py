@@ -10,7 +10,7 @@ def pytest_terminal_summary(terminalreporter):
     words = {"passed": "stands", "skipped": "not written yet", "failed": "DOES NOT STAND"}
     steps = {one.nodeid.partition("[")[2][:-1]: words[outcome] for outcome in words
              for one in terminalreporter.stats.get(outcome, []) if "test_ladder" in one.nodeid}
-    if set(steps.values()) - {"not written yet"}:
+    if steps and all("exercises" in name for name in terminalreporter.config.args):
         terminalreporter.section("the ladder")
         for step, words in sorted(steps.items()):
             terminalreporter.write_line(f"{step:<16} {words}")

@@ -69,9 +69,9 @@ def fit(rows):
     / cost of a round. Give c and v as the line has them, even below 0. gamma, from 1 to 20 with 20
     among them, is the one for which expected_tokens and expected_speedup in programs/bench.py
     promise most from these; but 0 where none is above 1, the speedup of plain decoding.
-    Observe: run python -m programs.bench --json FILE, and give fit those of its "rows" that have
-    one drafter, rule and temperature. Is the fastest gamma near yours? Then put accepted/drafted
-    for alpha, and gamma for drafted/passes: what does each do to the answer?
+    Observe: run python -m programs.bench --json FILE, and give fit its "rows". Is the fastest gamma
+    near yours? Then put accepted/drafted for alpha, and gamma for drafted/passes: what does each do
+    to the answer?
     Read: Leviathan, equation 1, Theorem 3.8, Corollary 3.9, section 3.5.
     """
     raise NotImplementedError

@@ -22,7 +22,9 @@ from specdec import DraftModel, Round, algorithm_1
 P = table([0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.25, 0.35, 0.4])
 Q = table([0.25, 0.6, 0.15], [0.4, 0.35, 0.25])
 PROMPT = [0, 1]
-hot = functools.partial(warp, temperature=2)  # of the draft model: it is similar to the target
+# The warp of the target and of the draft model. With these neither is a softmax, and the two models
+# are similar where their logits are the same.
+cool, hot = (functools.partial(warp, temperature=t) for t in (0.75, 1.5))
 
 
 def likeliest(probs):
@@ -217,8 +219,8 @@ def check_committed(answer, text, drafts, n, token, eos):
 def check_draft_model(answer):
     check_reading(answer)
     model, text = Reader(2, 3), [0, 1]
-    check_drafts(lambda choose: draft(answer(model, warp), text, 2, choose, 2),
-                 lambda drafts: model.law_after(text + drafts))
+    check_drafts(lambda choose: draft(answer(model, hot), text, 2, choose, 2),
+                 lambda drafts: hot(model.after(text + drafts)))
     for gamma, context, length, right in [(0, 16, 3, 0), (4, 5, 4, 2), (4, 5, 6, 0), (1, 5, 5, 1)]:
         with case(f"gamma {gamma}, a text of {length} tokens, a context of {context}"):
             model = Reader(2, 3, context)
@@ -285,12 +287,16 @@ def check_speculative(loop, make=DraftModel, rule=verify_token, new=4):
     """The law of the text, the passes that it takes, and the joint law of accepted drafts and
     tokens are those of Algorithm 1, again and again."""
     target, draft = Reader(1), Reader(1)
-    with case("the target as its own draft model, so that all is accepted"):
-        rounds = write(loop, target, make(draft, warp), rule, 7, 3, likeliest, None)
-        require(len(rounds) == 2, f"7 tokens took {len(rounds)} passes of up to 3 drafts; right is "
-                "2: does the draft model read the text as it is, and its logits go through warp?")
+    for most, passes in [(3, 2), (1, 4), (0, 7)]:
+        with case(f"the target as its own draft model, so that all is accepted, with {most} drafts "
+                  "or fewer where 3 are asked for"):
+            own = make(draft, cool)
+            rounds = write(loop, target, lambda tokens, gamma, choose: own(
+                tokens, min(gamma, most), choose), rule, 7, 3, likeliest, None)
+            require(len(rounds) == passes, f"7 tokens took {len(rounds)} passes; right is {passes}: "
+                    "does the draft model read the text as it is, and its logits go through warp?")
     with case("max_new 0"):
-        require(write(loop, target, make(draft, warp), rule, 0, 3, likeliest, None) == (),
+        require(write(loop, target, make(draft, cool), rule, 0, 3, likeliest, None) == (),
                 "a round came; right is none")
     for gamma, eos in [(2, None), (1, None), (2, 0), (2, 1)]:
         came = law(lambda choose: write(loop, target, make(draft, hot), rule, new, gamma, choose,
@@ -306,7 +312,7 @@ def check_speculative(loop, make=DraftModel, rule=verify_token, new=4):
 
 
 def algorithm_1_again(target, new, gamma, choose, eos):
-    p, q = target.law_after, lambda text: hot(target.after(text))
+    p, q = (lambda text, warp=warp: warp(target.after(text)) for warp in (cool, hot))
     tokens, rounds = list(PROMPT), []
     while (left := len(PROMPT) + new - len(tokens)) and not (rounds and tokens[-1] == eos):
         came = algorithm_1(p, q, tokens, min(gamma, left - 1), choose)
@@ -322,6 +328,8 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
 
     def drafter(tokens, asked, choose):
         left = len(PROMPT) + new - len(tokens)
+        require(len(judged) == len(rounds), f"round {len(rounds) + 2} began before round "
+                f"{len(rounds) + 1} came: yield each Round as soon as it is there")
         same("the text that propose was given", tokens, text)
         same(f"with {left} tokens to go the number of drafts asked for", asked,
              min(gamma, left - 1), {str(min(gamma, left)): "a round adds one of the target's own"})
@@ -336,7 +344,7 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
                                     for i in range(len(drafts) + 1)]))
         return rule(p, q, drafted, choose)
 
-    for one in loop(target, drafter, prompt, new, gamma=gamma, warp=warp, choose=choose,
+    for one in loop(target, drafter, prompt, new, gamma=gamma, warp=cool, choose=choose,
                     verify=judge, eos=eos):
         require(isinstance(one, Round), f"{kind(one)} came for a round; right is a Round")
         require(len(judged) == len(rounds) + 1, f"in round {len(rounds) + 1} verify was not called "
@@ -363,12 +371,13 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
 
 
 def check_p(p, logits):
-    right = logits.softmax(-1)
+    right = cool(logits)
     same("the shape of p, a row for each draft and one for the bonus,", tuple(p.shape),
          tuple(right.shape))
     for i, row in enumerate(p):
         same_law(f"row {i} of p is", row, right[i], {
             "these are logits, warp makes them a distribution": logits[i],
+            "that is the softmax of the logits, and warp is asked for": logits[i].softmax(-1),
             "the rows are shifted by one": right[(i + 1) % len(right)]})
 
 

@@ -1,25 +1,21 @@
 """Time against theory: what a step costs, how many tokens a pass brings, and the speedup of both.
 
-    python -m programs.bench                         the tables, in some minutes
-    python -m programs.bench --verify block --gamma 8      one way alone
+    python -m programs.bench --verify block
 
 The letters alpha, c and v are explained at the top of sampling.py.
 """
 
 from dataclasses import replace
-from operator import itemgetter
 
 import numpy as np
-import torch
 
-from programs.decode import BUSY, compare, decode_plain, decode_speculative, stopwatch
-from programs.options import clear_errors, machine, parser_of, prepared, write_json
+from programs.decode import compare, decode_plain, decode_speculative, stopwatch
+from programs.options import about, clear_errors, parser_of, prepared, write_json
+from sampling import seeded
 from variants import DRAFTERS
 
 GAMMAS = (1, 2, 3, 4, 6, 8, 12, 16)  # to where the speedup falls again
 
-
-# ---------------------------------------------------------------- theory
 
 def expected_tokens(alpha, gamma):
     """Tokens per target pass if acceptances are i.i.d. (Leviathan et al. 2023, Equation 1)."""
@@ -27,12 +23,10 @@ def expected_tokens(alpha, gamma):
 
 
 def expected_speedup(tokens, drafts, c, v):
-    """Of rounds that bring so many tokens from so many drafts: each takes as long as v + drafts · c
-    plain steps, and a plain step brings one token (Theorem 3.8, where v is 1)."""
+    """Of rounds with so many tokens and drafts: each takes as long as v + drafts · c plain steps,
+    and a plain step brings one token (Theorem 3.8, where v is 1)."""
     return tokens / (v + drafts * c)
 
-
-# ---------------------------------------------------------------- what a pass and a step cost
 
 def timed(steps, now):
     """What a generator gives, and the seconds that it took to give each."""
@@ -48,39 +42,37 @@ def typical(seconds):
     return np.median(seconds[1:] or seconds)
 
 
-@torch.inference_mode()
-def pass_times(target, now, cached=128):
-    """{rows: ms} of a target pass over so many rows, behind so many tokens. Medians of 60."""
-    cache, ids, ms = target.new_cache(), torch.zeros(1, cached, dtype=torch.long), {}
-    target(ids.to(target.device), cache)
-    for rows in (1, 2, 4, 8, 16):
-        seconds = []
-        for _ in range(60):
-            cache.length, began = cached, now()
-            target(ids[:, :rows].to(target.device), cache)
-            seconds.append(now() - began)
-        ms[rows] = 1000 * typical(seconds)
-        print(f"pass over {rows:2} rows{ms[rows]:7.2f} ms  {'█' * round(10 * ms[rows] / ms[1])}")
-    return ms
+def watch(pair, tokens, settings, now, eos=None):
+    """Decodes, and yields of each round: it, the seconds of its drafts, the draws of its rule, and
+    the length of the draft's cache, None where a drafter has none."""
+    draw, draws, drafting = seeded(pair.target.device, settings.seed), [], []
+    drafter = DRAFTERS[settings.drafter](pair, settings.warp())
 
-
-def round_costs(pair, tokens, settings, now):
-    """Seconds of (a draft step, a round without its drafts: a pass over k+1 rows, the rule and the
-    read). A text is decoded with the clock inside of the loop."""
-    drafter, drafting = DRAFTERS[settings.drafter](pair, settings.warp()), []
+    def choose(probs):
+        draws.append((probs, draw(probs)))
+        return draws[-1][1]
 
     def propose(*arguments):
         began = now()
         proposal = drafter(*arguments)
         drafting.append(now() - began)
+        draws.clear()  # those that follow are the rule's
         return proposal
 
-    rounds, whole = timed(decode_speculative(pair, tokens, settings, propose=propose), now)
-    per_draft = [took / max(1, len(one.drafts)) for took, one in zip(drafting, rounds)]
-    return typical(per_draft), typical(np.subtract(whole, drafting).tolist())
+    for one in decode_speculative(pair, tokens, settings, eos, propose, choose):
+        cache = getattr(drafter, "cache", None)
+        yield one, drafting[-1], list(draws), cache and cache.length
 
 
-# ---------------------------------------------------------------- measured beside predicted
+def costs(pair, tokens, settings, now):
+    """(c, v) of one text: a draft step, and a round without its drafts (the pass over k+1 rows, the
+    rule and the read), both in plain steps."""
+    step = typical(timed(decode_plain(pair, tokens, settings), now)[1])
+    seen, whole = timed(watch(pair, tokens, settings, now), now)
+    per_draft = [drafting / max(1, len(one.drafts)) for one, drafting, *_ in seen]
+    rest = [took - drafting for took, (_, drafting, *_) in zip(whole, seen)]
+    return typical(per_draft) / step, typical(rest) / step
+
 
 def measure(pair, prompts, settings, now):
     """The figures of one gamma. c and v come from runs of their own, with the clock inside.
@@ -88,11 +80,7 @@ def measure(pair, prompts, settings, now):
     "eq1" is tokens a pass by Equation 1, from alpha, as if acceptances were i.i.d.; None for a rule
     that has no alpha. "predicted" is the speedup that follows from the tokens a pass and c and v.
     """
-    costs = []
-    for tokens in prompts:
-        step = typical(timed(decode_plain(pair, tokens, settings), now)[1])
-        costs.append(np.divide(round_costs(pair, tokens, settings, now), step))
-    c, v = np.median(costs, axis=0).tolist()
+    c, v = np.median([costs(pair, tokens, settings, now) for tokens in prompts], axis=0).tolist()
     figures = compare(pair, prompts, settings, now)
     alpha, drafts = figures["alpha"], figures["drafted"] / figures["passes"]
     eq1 = None if alpha is None else expected_tokens(alpha, drafts)
@@ -106,39 +94,7 @@ HEAD = """
 gamma measured Eq. 1  /tested     c    v plain  spec. predicted measured (spread)"""
 ROW = ("{gamma:5}{tokens_per_pass:9.2f}{eq1:>6}{acceptance:9.3f}{c:6.3f}{v:5.2f}"
        "{plain_tokens_per_s:6.0f}{speculative_tokens_per_s:7.0f}{predicted:10.2f}{speedup:9.2f} "
-       "({speedup_min:.2f}-{speedup_max:.2f}){busy}")
-
-
-def print_row(row):
-    eq1 = "-" if row["eq1"] is None else f"{row['eq1']:.2f}"
-    busy = " busy" if row["spread"] > BUSY else ""
-    print(ROW.format(**row | {"eq1": eq1, "busy": busy}), flush=True)
-
-
-# ---------------------------------------------------------------- command line
-
-def about(pair):
-    """What runs, and where: the first figures."""
-    figures = {"machine": machine(pair), "device": pair.target.device.type,
-               "threads": torch.get_num_threads()}
-    for name, model in (("target", pair.target), ("draft", pair.draft)):
-        figures[name] = {"parameters": sum(w.numel() for w in model.parameters()),
-                         "layers": model.config.n_layer, "width": model.config.n_embd,
-                         "bits_per_byte": pair.bits_per_byte[name]}
-        print(name + ": {parameters:,} parameters, {layers} layers of width {width}, "
-              "{bits_per_byte:.3f} bits/byte".format(**figures[name]))
-    print(f"on {machine(pair)}\n")
-    return figures
-
-
-def ways_of(options):
-    """(drafter, rule, temperature) of each table: the one asked for, or the usual ones. Where q is
-    one-hot (temperature 0, lookup) the block rule is the token rule."""
-    if (options.drafter, options.verify, options.temperature) != (None, None, None):
-        temperature = 1.0 if options.temperature is None else options.temperature
-        return [(options.drafter or "model", options.verify or "token", temperature)]
-    return [("model", "token", 1.0), ("model", "block", 1.0), ("lookup", "token", 1.0),
-            ("model", "token", 0.0), ("lookup", "token", 0.0)]
+       "({speedup_min:.2f}-{speedup_max:.2f})")
 
 
 def table(pair, settings, gammas, now):
@@ -148,26 +104,25 @@ def table(pair, settings, gammas, now):
     print(HEAD.format(**vars(settings)), flush=True)
     rows = []
     for gamma in gammas:
-        rows.append(measure(pair, prompts, replace(settings, gamma=gamma), now))
-        print_row(rows[-1])
-    print("best gamma: {gamma} ({speedup:.2f}x)".format(**max(rows, key=itemgetter("speedup"))))
+        row = measure(pair, prompts, replace(settings, gamma=gamma), now)
+        eq1 = "-" if row["eq1"] is None else f"{row['eq1']:.2f}"
+        print(ROW.format(**row | {"eq1": eq1}), flush=True)
+        rows.append(row)
+    best = max(rows, key=lambda row: row["speedup"])
+    print("best gamma: {gamma} ({speedup:.2f}x)".format(**best))
     return rows
 
 
 def main(arguments=None):
     parser = parser_of("Time against theory.", arguments, prompt=False)
-    parser.set_defaults(max_new=128, drafter=None, verify=None, temperature=None)
+    parser.set_defaults(max_new=128)
     options = parser.parse_args(arguments)
     with clear_errors(parser):
-        ways, gammas = ways_of(options), [options.gamma] if options.gamma else GAMMAS
-        options.drafter, options.verify, options.temperature = ways[0]
         pair, settings, _ = prepared(options)
-        now = stopwatch(pair.target.device)
-        figures = {**about(pair), "pass_ms": pass_times(pair.target, now), "rows": []}
-        for drafter, verify, temperature in ways:
-            way = dict(drafter=drafter, verify=verify, temperature=temperature)
-            figures["rows"] += table(pair, replace(settings, **way), gammas, now)
-        write_json(options.json, figures)
+        gammas = [options.gamma] if options.gamma else GAMMAS
+        print(*about(pair).values(), sep="\n")
+        rows = table(pair, settings, gammas, stopwatch(pair.target.device))
+        write_json(options.json, {**about(pair), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,25 +8,18 @@ from dataclasses import replace
 
 import torch
 
-from programs.options import clear_errors, machine, parser_of, prepared, printable, write_json
+from programs.options import about, clear_errors, parser_of, prepared, printable, write_json
 from sampling import seeded
 from specdec import plain, speculative
 from variants import DRAFTERS, RULES
 from vocabulary import speller
 
-BUSY = 1.3  # runs of one way that differ by more than this factor: something else took the time
 
-
-# ---------------------------------------------------------------- a text, one way or the other
-
-# Of a pair these ask for target, draft, gamma, and of its encoding for eot_token: any object with
-# these will do.
-
-def decode_plain(pair, tokens, settings, eos=None):
-    """The target alone: yields the new ids."""
+def decode_plain(pair, tokens, settings):
+    """The target alone: yields the new ids. pair: any object with target, draft, gamma and an
+    encoding with eot_token."""
     choose = seeded(pair.target.device, settings.seed)
-    return plain(pair.target, tokens, settings.max_new, warp=settings.warp(), choose=choose,
-                 eos=eos)
+    return plain(pair.target, tokens, settings.max_new, warp=settings.warp(), choose=choose)
 
 
 def decode_speculative(pair, tokens, settings, eos=None, propose=None, choose=None):
@@ -39,8 +32,6 @@ def decode_speculative(pair, tokens, settings, eos=None, propose=None, choose=No
         eos=eos)
 
 
-# ---------------------------------------------------------------- the clock, and what is counted
-
 def stopwatch(device):
     """A clock: now() is the time in seconds, once the device has done all that it was given."""
     def now():
@@ -49,19 +40,6 @@ def stopwatch(device):
         return time.perf_counter()
 
     return now
-
-
-def race(ways, now, repeats=3):
-    """Run each way of decoding `repeats` times, in turn: a machine is faster at some times than at
-    others. ways: functions; what one returns is gone through to its end. Returns what each way gave
-    last, and for each way a list of its seconds in each repeat."""
-    given, seconds = [[] for _ in ways], [[] for _ in ways]
-    for _ in range(repeats):
-        for i, way in enumerate(ways):
-            began = now()
-            given[i] = list(way())
-            seconds[i].append(now() - began)
-    return given, seconds
 
 
 def rates(new_tokens, plain_seconds, seconds):
@@ -75,11 +53,8 @@ def rates(new_tokens, plain_seconds, seconds):
 
 
 def tally(rounds, verify="token"):
-    """Sums over rounds. Only tokens that joined the text count; the last round may be shorter.
-
-    "tested": drafts up to the first rejection, it included; the token rule looks at no more.
-    "acceptance" is accepted/tested. With the token rule it estimates alpha, and has that name too.
-    """
+    """Sums over rounds, of tokens that joined the text. "tested": drafts up to the first rejection,
+    it included. "acceptance" is accepted/tested. With the token rule it estimates alpha."""
     writers = [writer for one in rounds for writer in one.writers]
     accepted, corrections, bonuses = map(writers.count, ("draft", "correction", "bonus"))
     tested = accepted + corrections
@@ -91,21 +66,25 @@ def tally(rounds, verify="token"):
             "acceptance": acceptance, "alpha": acceptance if verify == "token" else None}
 
 
-def compare(pair, prompts, settings, now):
-    """Decode texts both ways, past an end of text so that both do the same work. The figures."""
+def compare(pair, prompts, settings, now, runs=3):
+    """Both ways, timed in turn: a machine is faster at some times than at others. They write past
+    an end of text, so that both do the same work. Returns the figures."""
     # Each prompt has a seed of its own; ^ stays within the range of seeds.
     texts = [(pair, tokens, replace(settings, seed=settings.seed ^ i))
              for i, tokens in enumerate(prompts)]
-    for way in (decode_plain, decode_speculative):
-        list(way(*texts[0]))  # the first run of each is slow: it does not count
-    ways = [lambda: [token for text in texts for token in decode_plain(*text)],
-            lambda: [one for text in texts for one in decode_speculative(*text)]]
-    (ids, rounds), (plain_seconds, seconds) = race(ways, now)
-    return {**vars(settings), "plain_new_tokens": len(ids), **tally(rounds, settings.verify),
-            **rates(len(ids), plain_seconds, seconds), "bits_per_byte": pair.bits_per_byte}
+    given, seconds = {}, {decode_plain: [], decode_speculative: []}
+    for _ in range(runs + 1):
+        for way, took in seconds.items():
+            began = now()
+            given[way] = [one for text in texts for one in way(*text)]
+            took.append(now() - began)
+    ids, rounds = given.values()
+    speeds = rates(len(ids), *(took[1:] for took in seconds.values()))  # the first is slow
+    if speeds["spread"] > 1.3:
+        print(f"The machine is busy: its runs differ by {speeds['spread']:.1f} to 1. Try again.")
+    return {**vars(settings), **tally(rounds, settings.verify), **speeds,
+            "plain_new_tokens": len(ids), "bits_per_byte": pair.bits_per_byte}
 
-
-# ---------------------------------------------------------------- the terminal
 
 # Who wrote a token: colours that can be read on black and on white, and a second sign for each.
 STYLES = {"prompt": "38;5;244", "draft": "38;5;35", "correction": "4;38;5;166",
@@ -116,22 +95,20 @@ def styled(text, writer):
     """Text in its writer's colour on a terminal that has colours, and as it is elsewhere."""
     isatty = getattr(sys.stdout, "isatty", lambda: False)
     plain_text = os.environ.get("TERM") == "dumb" or os.environ.get("NO_COLOR") or not isatty()
-    return text if plain_text or writer not in STYLES else f"\x1b[{STYLES[writer]}m{text}\x1b[0m"
+    return text if plain_text else f"\x1b[{STYLES[writer]}m{text}\x1b[0m"
 
 
 def print_text(tokens, rounds, encoding):
     """Print the prompt, then each round as it comes, each token in the colour of its writer.
     Returns the rounds."""
     spell, done = speller(encoding), []
-    prompt = printable("".join(map(spell, tokens)), lines=True)
+    print("written by:", *(styled(writer, writer) for writer in STYLES), end="\n\n")
+    print(styled(printable("".join(map(spell, tokens))), "prompt"), end="")
     for one in rounds:
-        if not done:  # not before: a text that does not fit the context is refused by the loop
-            print("written by:", *(styled(writer, writer) for writer in STYLES), end="\n\n")
-            print(styled(prompt, "prompt"), end="")
         for token, writer in zip(one.new, one.writers):
-            print(styled(printable(spell(token), lines=True), writer), end="", flush=True)
+            print(styled(printable(spell(token)), writer), end="", flush=True)
         done.append(one)
-    print(printable(spell(encoding.eot_token, final=True)) if done else styled(prompt, "prompt"))
+    print(printable(spell(encoding.eot_token, final=True)))
     return done
 
 
@@ -145,8 +122,6 @@ def print_comparison(figures, rounds):
         print(f"{name:<11} {bar:<30} {ms:6.0f} ms {passes:4} passes {rate:5.0f} tokens/s")
     print("{speedup:.2f}x ({runs} runs: {speedup_min:.2f} to {speedup_max:.2f}) at γ = {gamma}, "
           "{tokens_per_pass:.2f} tokens a pass".format(**figures))
-    if figures["spread"] > BUSY:
-        print(f"The machine is busy: its runs differ by {figures['spread']:.1f} to 1. Try again.")
     shown = sum(len(one.new) for one in rounds)
     if shown < figures["new_tokens"]:
         print(f"the text ended after {shown} tokens; both ways were timed past that")
@@ -160,11 +135,9 @@ def main(arguments=None):
     with clear_errors(parser):
         pair, settings, tokens = prepared(options)
         coming = decode_speculative(pair, tokens, settings, pair.encoding.eot_token)
-        rounds, figures = print_text(tokens, coming, pair.encoding), {}
-        if settings.max_new > 0:
-            print("\ntiming both ways ...", flush=True)
-            figures = compare(pair, [tokens], settings, stopwatch(pair.target.device))
-            print_comparison(figures, rounds)
-            print(f"target's loss: {pair.bits_per_byte['target']:.2f} bits/byte after "
-                  f"{pair.minutes:g} minutes of training\non {machine(pair)}")
+        rounds = print_text(tokens, coming, pair.encoding)
+        print("\ntiming both ways ...", flush=True)
+        figures = compare(pair, [tokens], settings, stopwatch(pair.target.device))
+        print_comparison(figures, rounds)
+        print(*about(pair).values(), f"{pair.minutes:g} minutes of training", sep="\n")
         write_json(options.json, {**figures, "rounds": rounds})

@@ -14,6 +14,7 @@ import torch
 
 from pair import CHECKPOINTS, load_pair, pick_device
 from sampling import check_settings, warp
+from specdec import check_room
 from train_tiny import Recipe, read_documents, standard_library, train_pair
 from variants import DRAFTERS, RULES
 
@@ -31,18 +32,15 @@ class Settings:
     verify: str = "token"
 
     def __post_init__(self):
-        """Raises ValueError for what can be seen to be wrong before any work is done."""
         if self.gamma is not None and self.gamma < 1:
             raise ValueError(f"gamma must be at least 1, not {self.gamma}")
-        if self.max_new < 0:
-            raise ValueError(f"max-new must be at least 0, not {self.max_new}")
+        if self.max_new < 1:
+            raise ValueError(f"max-new must be at least 1, not {self.max_new}")
         check_settings(self.temperature, self.top_k, self.top_p)
 
     def warp(self):
         return partial(warp, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
-
-# ---------------------------------------------------------------- the command line
 
 def parser_of(description, arguments, prompt=True):
     """A parser with the options of every program that decodes; with a prompt where there is one
@@ -53,7 +51,7 @@ def parser_of(description, arguments, prompt=True):
     with clear_errors(parser):
         if file := use.parse_known_args(arguments)[0].use:
             runpy.run_path(file)
-    parser.set_defaults(**vars(Settings()))
+    parser.set_defaults(prompt=None, checkpoint=CHECKPOINTS / "tiny", **vars(Settings()))
     add = parser.add_argument
     if prompt:
         add("prompt", nargs="?", help="text to continue (default: held-out text)")
@@ -68,7 +66,8 @@ def parser_of(description, arguments, prompt=True):
     add("--checkpoint", metavar="DIR", help="a pair of train_tiny.py (default: checkpoints/tiny)")
     add("--device", help="cpu or cuda (default: cuda where there is one)")
     add("--dtype", choices=("float32", "bfloat16", "float64"), help="default: what is fast here")
-    add("--threads", type=int, metavar="N", help="of the CPU (default: OMP_NUM_THREADS, or 1)")
+    add("--threads", type=int, metavar="N", default=os.environ.get("OMP_NUM_THREADS") or 1,
+        help="of the CPU (default: OMP_NUM_THREADS, or 1)")
     add("--json", metavar="FILE", help="write the figures to FILE too")
     return parser
 
@@ -76,52 +75,33 @@ def parser_of(description, arguments, prompt=True):
 def prepared(options):
     """(pair, settings, tokens of the prompt) of a command line, checked before any work is done.
     Where the default pair is not there yet, it is trained and kept."""
-    check_names(options)
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
-    threads, device = threads_of(options), pick_device(options.device)
-    default = CHECKPOINTS / "tiny"
-    if not options.checkpoint and not (default / "pair.pt").exists():
+    device, default = pick_device(options.device), CHECKPOINTS / "tiny"
+    if options.threads < 1:
+        raise ValueError(f"threads must be at least 1, not {options.threads}")
+    if options.checkpoint == default and not (default / "pair.pt").exists():
         print("no trained pair yet: training one, at most 5 minutes, once")
         train_pair(Recipe(), read_documents(standard_library()), device, default)
-    torch.set_num_threads(threads)  # after the training, which takes all cores
-    dtype = getattr(torch, options.dtype) if options.dtype else None
-    pair = load_pair(options.checkpoint or default, device, dtype)
+    torch.set_num_threads(options.threads)  # after the training, which takes all cores
+    pair = load_pair(options.checkpoint, device, options.dtype and getattr(torch, options.dtype))
     settings.gamma = settings.gamma or pair.gamma
-    prompt = getattr(options, "prompt", None)
-    tokens = pair.encoding.encode_ordinary(pair.prompts[0] if prompt is None else prompt)
-    return pair, settings, tokens or [pair.encoding.eot_token]
+    prompt = pair.prompts[0] if options.prompt is None else options.prompt
+    tokens = pair.encoding.encode_ordinary(prompt) or [pair.encoding.eot_token]
+    check_room(pair.target, tokens, settings.max_new)
+    return pair, settings, tokens
 
 
-def check_names(options):
-    """Raises ValueError for an empty name: a shell variable that is not set asks for no default.
-    OSError for a file of results that cannot be written; one that is not there yet is made."""
-    for option, value in vars(options).items():
-        if option != "prompt" and (value == "" or isinstance(value, list) and "" in value):
-            raise ValueError(f"--{option} is empty: give a name, or leave it out")
-        if option in ("json", "html") and value:
-            open(value, "ab").close()  # what is there stays
-
-
-def threads_of(options):
-    # A pass of a small model gains a third from a second thread, and loses most of its speed to it
-    # where another program keeps a core busy: the threads wait for one another.
-    asked = options.threads
-    if asked is None:
-        asked = int(os.environ.get("OMP_NUM_THREADS") or 1)
-    if not 1 <= asked <= 1024:  # OpenMP crashes with very many
-        raise ValueError(f"threads must be from 1 to 1024, not {asked}")
-    return asked
-
-
-def machine(pair):
-    """Where and how a pair runs, in words."""
+def about(pair):
+    """In words: the shapes and held-out losses of the models, and how they run."""
+    words = "{0} {1.n_layer}x{1.n_embd} ({2:.2f} bits/byte)"
+    models = [words.format(name, getattr(pair, name).config, pair.bits_per_byte[name])
+              for name in ("target", "draft")]
     device, threads = pair.target.device, torch.get_num_threads()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    target, draft = (str(model.embed.weight.dtype)[6:] for model in (pair.target, pair.draft))
-    return f"{name}, target in {target}, draft in {draft}, {threads} thread{'s' * (threads > 1)}"
+    dtype = str(pair.target.embed.weight.dtype)[6:]
+    return {"pair": ", ".join(models),
+            "machine": f"{name}, target in {dtype}, {threads} thread{'s' * (threads > 1)}"}
 
-
-# ---------------------------------------------------------------- how a program ends
 
 @contextlib.contextmanager
 def clear_errors(parser):
@@ -131,10 +111,6 @@ def clear_errors(parser):
         sys.stdout.reconfigure(errors="replace")  # a pipe may not be able to say every character
     try:
         yield
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone (| head), so there is nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        parser.exit(1)
     except (ValueError, OSError) as error:
         if sys.flags.dev_mode:
             raise
@@ -146,25 +122,20 @@ def clear_errors(parser):
 def write_json(path, figures):
     """Figures, and the plain values of rounds among them, into a file where one is asked for."""
     def plain_values(one):
-        return {name: getattr(one, name) for name in ("drafts", "accepted", "new", "writers",
-                                                      "cache")}
+        return {name: getattr(one, name) for name in "drafts accepted new writers cache".split()}
 
-    if path:
+    if path is not None:
         text = json.dumps(figures, indent=1, default=plain_values)
         Path(path).write_text(text, encoding="utf-8")
 
 
-def printable(text, lines=False):
+def printable(text):
     """Text in which no character commands a terminal, for a model can write any byte: those that do
-    not print become escapes. Line breaks stay if there may be more lines, else they are signs."""
-    keep = "\n\t\u200c\u200d" if lines else ""  # the last two join emoji, and Indic letters
-    if not lines:
-        text = text.replace("\n", "⏎")
+    not print become escapes."""
+    keep = "\n\t\u200c\u200d"  # the last two join emoji, and Indic letters
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
                    for c in text)
 
-
-# ---------------------------------------------------------------- training
 
 def train(arguments):
     """The command line of train_tiny.py."""
@@ -175,15 +146,13 @@ def train(arguments):
     add("--target", metavar="LxC", help="layers x width (default %(default)s)")
     add("--draft", metavar="LxC", help="layers x width (default %(default)s)")
     add("--minutes", type=float, metavar="M", help="of training in all (default %(default)s)")
-    add("--gamma", type=int, metavar="N", help="drafts a round by default (default %(default)s)")
     add("--out", default=CHECKPOINTS / "tiny", metavar="DIR", help="default: checkpoints/tiny")
     add("--device", help="cpu or cuda (default: cuda where there is one)")
     add("--seed", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     with clear_errors(parser):
-        check_names(options)
         recipe = Recipe(**{field.name: getattr(options, field.name) for field in fields(Recipe)})
-        if not 1e-9 < recipe.minutes < 1e9 or recipe.gamma < 1:
-            raise ValueError("minutes and gamma must be above 0")
+        if not 0 < recipe.minutes < 1e9:
+            raise ValueError(f"minutes must be a number above 0, not {recipe.minutes}")
         documents = read_documents(options.data or standard_library())
         train_pair(recipe, documents, pick_device(options.device), options.out, options.seed)

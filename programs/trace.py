@@ -1,54 +1,27 @@
-"""A text told round by round, on the terminal or as a page to lecture from.
+"""A text told round by round, as a page to step through and to lecture from.
 
-    python -m programs.trace "def main(" --html rounds.html
+    python -m programs.trace "def main("
 """
 
 import json
 from pathlib import Path
 
-from programs.bench import timed
-from programs.decode import decode_plain, decode_speculative, stopwatch, styled, tally
-from programs.options import clear_errors, machine, parser_of, prepared, printable, write_json
-from sampling import seeded
-from variants import DRAFTERS
+from programs.bench import timed, watch
+from programs.decode import decode_plain, stopwatch, tally
+from programs.options import about, clear_errors, parser_of, prepared, printable, write_json
 from vocabulary import speller
 
 
 def trace(pair, tokens, settings, eos=None):
     """Decode a text both ways. Returns its rounds, and plain values of all that is shown of them;
-    "plain" and "ids" are of the target alone. Of three runs in turn the middle one is told."""
+    "plain" (seconds) and "ids" are of the target alone."""
     now = stopwatch(pair.target.device)
-    runs = [[timed(way, now) for way in (watch(pair, tokens, settings, eos, now),
-                                         decode_plain(pair, tokens, settings))]
-            for _ in range(4)][1:]  # the first is slow: it does not count
-    (seen, seconds), (ids, plain) = (sorted(of_one_way, key=lambda run: sum(run[1]))[1]
-                                     for of_one_way in zip(*runs))
-    shapes = [f"{one.n_layer}x{one.n_embd}" for one in (pair.target.config, pair.draft.config)]
+    for _ in range(2):  # the first time is slow: it does not count
+        ids, plain = timed(decode_plain(pair, tokens, settings), now)
+        seen, seconds = timed(watch(pair, tokens, settings, now, eos), now)
     return [one for one, *_ in seen], {
-        "pair": "target {}, draft {}".format(*shapes), "machine": machine(pair), "plain": plain,
-        "ids": ids, "settings": vars(settings), **tell(tokens, seen, seconds, pair.encoding)}
-
-
-def watch(pair, tokens, settings, eos, now):
-    """Yields each round, its rule's draws, the length of the draft's cache or None, and the seconds
-    that its drafts took."""
-    draw, draws, drafting = seeded(pair.target.device, settings.seed), [], []
-    drafter = DRAFTERS[settings.drafter](pair, settings.warp())
-
-    def choose(probs):
-        draws.append((probs, draw(probs)))
-        return draws[-1][1]
-
-    def propose(*arguments):
-        began = now()
-        proposal = drafter(*arguments)
-        drafting.append(now() - began)
-        draws.clear()  # those that follow are the rule's
-        return proposal
-
-    for one in decode_speculative(pair, tokens, settings, eos, propose, choose):
-        cache = getattr(drafter, "cache", None)
-        yield one, list(draws), cache and cache.length, drafting[-1]
+        **about(pair), "plain": plain, "ids": ids, "settings": vars(settings),
+        **tell(tokens, seen, seconds, pair.encoding)}
 
 
 def tell(tokens, seen, seconds, encoding):
@@ -57,26 +30,32 @@ def tell(tokens, seen, seconds, encoding):
 
     def told(ids, writers):
         return [{"id": x, "name": name_of(x, encoding), "writer": writer,
-                 "text": printable(spell(x), lines=True)} for x, writer in zip(ids, writers)]
+                 "text": printable(spell(x))} for x, writer in zip(ids, writers)]
 
     prompt = told(tokens, ["prompt"] * len(tokens))
     rounds = [{"drafts": [[x, name_of(x, encoding), one.q[i, x].item(),
                            one.p[i, x].nan_to_num().item()] for i, x in enumerate(one.drafts)],
-               "coins": [[probs[:, 1].tolist(), coins.tolist()] for probs, coins in draws
-                         if probs.shape == (len(one.drafts), 2)],
+               "coins": tell_coins(draws),
                "rows": [tell_row(one, i, draws, encoding) for i in range(len(one.p))],
                "accepted": one.accepted, "new": told(one.new, one.writers),
                "caches": {"target": one.cache, "draft": cached}, "seconds": [drafting, whole]}
-              for (one, draws, cached, drafting), whole in zip(seen, seconds)]
-    if rounds:  # the text may end inside of a character
-        rounds[-1]["new"][-1]["text"] += spell(encoding.eot_token, final=True)
+              for (one, drafting, draws, cached), whole in zip(seen, seconds)]
+    # The text may end inside of a character.
+    rounds[-1]["new"][-1]["text"] += spell(encoding.eot_token, final=True)
     return {"prompt": prompt, "rounds": rounds}
 
 
 def name_of(token, encoding):
     """A token by itself: a dot for a space, a sign for a line break, \\xNN for half a character."""
     text = encoding.decode_single_token_bytes(token).decode("utf-8", "backslashreplace")
-    return printable(text).replace(" ", "·")
+    return printable(text).replace(" ", "·").replace("\n", "⏎").replace("\t", "\\t")
+
+
+def tell_coins(draws):
+    """[chances to come up, what came] of the coins: tossed at once, (k, 2), or one by one, (2,)."""
+    tossed = [(probs.view(-1, 2)[:, 1].tolist(), coins.view(-1).tolist())
+              for probs, coins in draws if probs.shape[-1] == 2]
+    return [sum(lists, []) for lists in zip(*tossed)] or [[], []]
 
 
 def tell_row(one, i, draws, encoding):
@@ -105,19 +84,14 @@ def page(template, data):
 
 
 def main(arguments=None):
-    parser = parser_of("Tell how a text is written, round by round.", arguments)
-    parser.add_argument("--html", metavar="FILE", help="write a page to FILE instead")
+    parser = parser_of("Show how a text is written, round by round, on a page.", arguments)
+    parser.add_argument("--html", metavar="FILE", default="rounds.html", help="the page to write")
     options = parser.parse_args(arguments)
     with clear_errors(parser):
         pair, settings, tokens = prepared(options)
         rounds, data = trace(pair, tokens, settings, pair.encoding.eot_token)
-        if options.html:
-            Path(options.html).write_text(page("trace.html", data), encoding="utf-8")
-            print(f"wrote {printable(options.html)}: open it in a browser")
-        for i, one in enumerate([] if options.html else data["rounds"], 1):
-            print(f"round {i}: {1000 * one['seconds'][1]:.1f} ms")
-            for item in (item for row in one["rows"] for item in row if item["mark"]):
-                print(styled("  {mark:<11}{name:<22}q {q:<9} p {p}".format(**item), item["mark"]))
+        Path(options.html).write_text(page("trace.html", data), encoding="utf-8")
+        print(f"wrote {printable(options.html)}: open it in a browser")
         write_json(options.json, {**tally(rounds, settings.verify), "rounds": rounds})
 
 

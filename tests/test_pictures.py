@@ -26,7 +26,7 @@ def some_data():
         new[-1]["writer"] = "bonus" if i % 5 == 4 else "correction"
         rounds.append({"drafts": [[j, UGLY[j], 0.25, 0.5] for j in range(4)], "accepted": i % 5,
                        "new": new, "seconds": [0.003, 0.010 + 0.001 * (i % 4)], "rows": [row] * 5,
-                       "coins": [[[1, 0.5, 0.125, 1], [1, 1, 0, 1]]],
+                       "coins": [[1, 0.5, 0.125, 1], [1, 1, 0, 1]],
                        "caches": {"target": [50, 55, 53]}})
     return {"pair": "target 8x384, draft 1x256", "machine": "<cpu> & more", "rounds": rounds,
             "settings": {"gamma": 4}, "plain": [0.006 + 0.001 * (i % 3) for i in range(50)]}
