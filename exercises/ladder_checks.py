@@ -288,8 +288,8 @@ def check_speculative(loop, make=DraftModel, rule=verify_token, new=4):
     tokens are those of Algorithm 1, again and again."""
     target, draft = Reader(1), Reader(1)
     for most, passes in [(3, 2), (1, 4), (0, 7)]:
-        with case(f"the target as its own draft model, so that all is accepted, with {most} drafts "
-                  "or fewer where 3 are asked for"):
+        with case(f"the target as its own draft model, so that all is accepted, with {most} drafts"
+                  " or fewer where 3 are asked for"):
             own = make(draft, cool)
             rounds = write(loop, target, lambda tokens, gamma, choose: own(
                 tokens, min(gamma, most), choose), rule, 7, 3, likeliest, None)
