@@ -293,8 +293,8 @@ def check_speculative(loop, make=DraftModel, rule=verify_token, new=4):
             own = make(draft, cool)
             rounds = write(loop, target, lambda tokens, gamma, choose: own(
                 tokens, min(gamma, most), choose), rule, 7, 3, likeliest, None)
-            require(len(rounds) == passes, f"7 tokens took {len(rounds)} passes; right is {passes}: "
-                    "does the draft model read the text as it is, and its logits go through warp?")
+            require(len(rounds) == passes, f"7 tokens took {len(rounds)} passes; right is {passes}:"
+                    " does the draft model read the text as it is, and its logits go through warp?")
     with case("max_new 0"):
         require(write(loop, target, make(draft, cool), rule, 0, 3, likeliest, None) == (),
                 "a round came; right is none")

@@ -1,9 +1,5 @@
 """Time against theory: what a step costs, how many tokens a pass brings, and the speedup of both.
-
-    python -m programs.bench --verify block
-
-The letters alpha, c and v are explained at the top of sampling.py.
-"""
+The letters alpha, c and v are explained at the top of sampling.py."""
 
 from dataclasses import replace
 

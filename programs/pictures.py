@@ -125,7 +125,7 @@ def drawn(pair, settings, tokens):
     law = {"pair": data["pair"], "machine": data["machine"], "items": row, "text": before,
            "measured": measure(pair, [tokens], settings, stopwatch(pair.target.device))}
     return {"timeline.svg": timeline_svg(data), "position.svg": position_svg(data, row, before),
-            "law.html": page("law.html", law), "race.svg": race_svg(greedy)}
+            "law.html": page(DOCS / "law.html", law), "race.svg": race_svg(greedy)}
 
 
 def main(arguments=None):

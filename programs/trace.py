@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from pathlib import Path
 
 from programs.bench import timed, watch
@@ -77,10 +78,10 @@ def tell_row(one, i, draws, encoding):
             for x, name, ids in named]
 
 
-def page(template, data):
-    """A template of a page with data in it. No token can end the script element that holds it."""
-    source = Path(__file__).with_name(template).read_text(encoding="utf-8")
-    return source.replace("{{data}}", json.dumps(data).replace("<", "\\u003c"))
+def page(path, data):
+    """A page with these data in it. They hold no "<", so no token ends the element around them."""
+    text = json.dumps(data).replace("<", "\\u003c")
+    return re.sub(r'(?<=id="data">)[^<]*', lambda _: text, path.read_text(encoding="utf-8"))
 
 
 def main(arguments=None):
@@ -90,7 +91,8 @@ def main(arguments=None):
     with clear_errors(parser):
         pair, settings, tokens = prepared(options)
         rounds, data = trace(pair, tokens, settings, pair.encoding.eot_token)
-        Path(options.html).write_text(page("trace.html", data), encoding="utf-8")
+        html = page(Path(__file__).with_suffix(".html"), data)
+        Path(options.html).write_text(html, encoding="utf-8")
         print(f"wrote {printable(options.html)}: open it in a browser")
         write_json(options.json, {**tally(rounds, settings.verify), "rounds": rounds})
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from itertools import accumulate
 
@@ -165,6 +166,7 @@ def test_bars_are_probabilities_and_split_p_and_q():
 
 def test_the_program_draws_all_from_one_pair(kept, tmp_path, monkeypatch, capsys):
     """The page of the law holds what was measured, and p and q of the place that is drawn."""
+    shutil.copy(pictures.DOCS / "law.html", tmp_path)
     monkeypatch.setattr(pictures, "DOCS", tmp_path)
     monkeypatch.setattr(pictures, "measure", lambda *_: {"alpha": 0.5})
     assert ended(pictures, kept[1:], capsys) == (0, "", "")
