@@ -74,7 +74,7 @@ def plain(target, tokens, max_new, *, warp, choose, eos=None):
     check_room(target, tokens, max_new)
     tokens, cache = list(tokens), target.new_cache()
     for _ in range(max_new):
-        ids = unread(tokens, cache, target.device)  # (1, T): the prompt, then one token at a time
+        ids = uncached(tokens, cache, target.device)  # (1, T): the prompt, then one token at a time
         p = warp(target(ids, cache)[0, -1])  # (V,)
         (token,), (is_law,) = read(choose(p), (p.sum() - 1).abs() < 1e-3)  # NaN is not close to 1
         if not is_law:
@@ -85,7 +85,7 @@ def plain(target, tokens, max_new, *, warp, choose, eos=None):
             return
 
 
-def unread(tokens, cache, device):
+def uncached(tokens, cache, device):
     """The ids of a text that a cache does not hold, (1, T): what the model reads next."""
     if cache.length >= len(tokens):
         raise ValueError(f"the cache holds {cache.length} tokens of a text of {len(tokens)}, and "
@@ -131,7 +131,7 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
     while len(tokens) < end:
         # The last token of the text, which came from a draw and was read by no pass; at first the
         # whole prompt. (Made before the drafts: a copy to a GPU waits until the GPU is idle.)
-        before, last = cache.length, unread(tokens, cache, target.device)  # (1, T)
+        before, last = cache.length, uncached(tokens, cache, target.device)  # (1, T)
 
         # 1. Draft. One fewer than are left, since a round adds a token of the target's own.
         asked = min(gamma, end - len(tokens) - 1)
@@ -198,7 +198,7 @@ class DraftModel:
         # Rejected drafts leave the cache. Where all were accepted there are none, and two tokens
         # are unread: the last draft, which was written and never read, and the bonus.
         self.cache.length = min(self.cache.length, len(tokens) - 1)
-        ids = unread(tokens, self.cache, self.model.device)  # (1, T)
+        ids = uncached(tokens, self.cache, self.model.device)  # (1, T)
         room = self.model.config.context + 1 - len(tokens)  # the last draft is never read
         drafted, q = [], []
         for _ in range(min(gamma, room)):

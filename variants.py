@@ -43,8 +43,8 @@ def block_keep(p, q, drafted):
     x = drafted[:, None]
     ratio = (p[:-1].gather(-1, x) / q.gather(-1, x))[:, 0].nan_to_num(0)  # (k,) p(x) / q(x)
     keep = [p.new_ones(())]
-    for one in ratio.clamp(max=1e30):  # finite, since 0 · inf is NaN
-        keep.append((keep[-1] * one).clamp(max=1))
+    for factor in ratio.clamp(max=1e30):  # finite, since 0 · inf is NaN
+        keep.append((keep[-1] * factor).clamp(max=1))
     return torch.stack(keep)
 
 

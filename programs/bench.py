@@ -27,8 +27,8 @@ def expected_speedup(tokens, drafts, c, v):
 def timed(steps, now):
     """What a generator gives, and the seconds that it took to give each."""
     given, times = [], [now()]
-    for one in steps:
-        given.append(one)
+    for item in steps:
+        given.append(item)
         times.append(now())
     return given, np.diff(times).tolist()
 
@@ -55,9 +55,9 @@ def watch(pair, tokens, settings, now, eos=None):
         draws.clear()  # those that follow are the rule's
         return proposal
 
-    for one in decode_speculative(pair, tokens, settings, eos, propose, choose):
+    for round_ in decode_speculative(pair, tokens, settings, eos, propose, choose):
         cache = getattr(drafter, "cache", None)
-        yield one, drafting[-1], list(draws), cache and cache.length
+        yield round_, drafting[-1], list(draws), cache and cache.length
 
 
 def costs(pair, tokens, settings, now):
@@ -65,7 +65,7 @@ def costs(pair, tokens, settings, now):
     rule and the read), both in plain steps."""
     step = typical(timed(decode_plain(pair, tokens, settings), now)[1])
     seen, whole = timed(watch(pair, tokens, settings, now), now)
-    per_draft = [drafting / max(1, len(one.drafts)) for one, drafting, *_ in seen]
+    per_draft = [drafting / max(1, len(round_.drafts)) for round_, drafting, *_ in seen]
     rest = [took - drafting for took, (_, drafting, *_) in zip(whole, seen)]
     return typical(per_draft) / step, typical(rest) / step
 

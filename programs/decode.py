@@ -55,13 +55,13 @@ def rates(new_tokens, plain_seconds, seconds):
 def tally(rounds, verify="token"):
     """Sums over rounds, of tokens that joined the text. "tested": drafts up to the first rejection,
     it included. "acceptance" is accepted/tested. With the token rule it estimates alpha."""
-    writers = [writer for one in rounds for writer in one.writers]
+    writers = [writer for round_ in rounds for writer in round_.writers]
     accepted, corrections, bonuses = map(writers.count, ("draft", "correction", "bonus"))
     tested = accepted + corrections
     acceptance = accepted / max(1, tested)
     return {"new_tokens": len(writers), "passes": len(rounds), "accepted": accepted,
             "corrections": corrections, "bonuses": bonuses, "tested": tested,
-            "drafted": sum(len(one.drafts) for one in rounds),
+            "drafted": sum(len(round_.drafts) for round_ in rounds),
             "tokens_per_pass": len(writers) / max(1, len(rounds)),
             "acceptance": acceptance, "alpha": acceptance if verify == "token" else None}
 
@@ -76,7 +76,7 @@ def compare(pair, prompts, settings, now, runs=3):
     for _ in range(runs + 1):
         for way, took in seconds.items():
             began = now()
-            given[way] = [one for text in texts for one in way(*text)]
+            given[way] = [item for text in texts for item in way(*text)]
             took.append(now() - began)
     ids, rounds = given.values()
     speeds = rates(len(ids), *(took[1:] for took in seconds.values()))  # the first is slow
@@ -104,10 +104,10 @@ def print_text(tokens, rounds, encoding):
     spell, done = speller(encoding), []
     print("written by:", *(styled(writer, writer) for writer in STYLES), end="\n\n")
     print(styled(printable("".join(map(spell, tokens))), "prompt"), end="")
-    for one in rounds:
-        for token, writer in zip(one.new, one.writers):
+    for round_ in rounds:
+        for token, writer in zip(round_.new, round_.writers):
             print(styled(printable(spell(token)), writer), end="", flush=True)
-        done.append(one)
+        done.append(round_)
     print(printable(spell(encoding.eot_token, final=True)))
     return done
 
@@ -122,7 +122,7 @@ def print_comparison(figures, rounds):
         print(f"{name:<11} {bar:<30} {ms:6.0f} ms {passes:4} passes {rate:5.0f} tokens/s")
     print("{speedup:.2f}x ({runs} runs: {speedup_min:.2f} to {speedup_max:.2f}) at γ = {gamma}, "
           "{tokens_per_pass:.2f} tokens a pass".format(**figures))
-    shown = sum(len(one.new) for one in rounds)
+    shown = sum(len(round_.new) for round_ in rounds)
     if shown < figures["new_tokens"]:
         print(f"the text ended after {shown} tokens; both ways were timed past that")
     print("{accepted} of {drafted} drafts kept, {corrections} corrections, {bonuses} bonuses"

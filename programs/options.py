@@ -66,6 +66,7 @@ def parser_of(description, arguments, prompt=True):
     add("--checkpoint", metavar="DIR", help="a pair of train_tiny.py (default: checkpoints/tiny)")
     add("--device", help="cpu or cuda (default: cuda where there is one)")
     add("--dtype", choices=("float32", "bfloat16", "float64"), help="default: what is fast here")
+    # Threads wait for one another: where another program keeps a core busy, two are much slower.
     add("--threads", type=int, metavar="N", default=os.environ.get("OMP_NUM_THREADS") or 1,
         help="of the CPU (default: OMP_NUM_THREADS, or 1)")
     add("--json", metavar="FILE", help="write the figures to FILE too")
@@ -121,8 +122,8 @@ def clear_errors(parser):
 
 def write_json(path, figures):
     """Figures, and the plain values of rounds among them, into a file where one is asked for."""
-    def plain_values(one):
-        return {name: getattr(one, name) for name in "drafts accepted new writers cache".split()}
+    def plain_values(round_):
+        return {name: getattr(round_, name) for name in "drafts accepted new writers cache".split()}
 
     if path is not None:
         text = json.dumps(figures, indent=1, default=plain_values)

@@ -1,7 +1,4 @@
-"""The pictures of the README and the page docs/law.html, all from one pair and one prompt.
-
-    python -m programs.pictures "def main("
-"""
+"""The pictures of the README and the page docs/law.html, all from one pair and one prompt."""
 
 import html
 from dataclasses import replace
@@ -31,12 +28,12 @@ def picture(kind, data, height, **values):
 def bars_of(plain, rounds):
     """(kind, height of the lane, from, to, new tokens) of passes and draft steps, in seconds."""
     bars, end = [("pass", 76, end - took, end, 1) for took, end in zip(plain, accumulate(plain))], 0
-    for one in rounds:
-        (drafting, whole), k, start = one["seconds"], len(one["drafts"]), end
+    for round_ in rounds:
+        (drafting, whole), k, start = round_["seconds"], len(round_["drafts"]), end
         end = start + whole
         bars += [("step", 150, start + drafting * i / k, start + drafting * (i + 1) / k, 0)
                  for i in range(k)]
-        bars.append(("pass", 150, start + drafting, end, len(one["new"])))
+        bars.append(("pass", 150, start + drafting, end, len(round_["new"])))
     return bars
 
 
@@ -48,14 +45,14 @@ def timeline_svg(data):
     parts = [piece(kind if end <= span else "cut", str(new), x=10 + x * start, y=y,
                    width=x * (min(end, span) - start))
              for kind, y, start, end, new in bars if start < span]
-    took = [one["seconds"][1] for one in data["rounds"]]
-    parts += [piece(of["writer"], of["name"].rstrip("·")[:int(x * whole / 11)],
+    took = [round_["seconds"][1] for round_ in data["rounds"]]
+    parts += [piece(token["writer"], token["name"].rstrip("·")[:int(x * whole / 11)],
                     x=10 + x * (end - whole), y=244 + 26 * i)
-              for one, whole, end in zip(rounds, took[1:], accumulate(took[1:]))
-              for i, of in enumerate(one["new"]) if end <= span]
+              for round_, whole, end in zip(rounds, took[1:], accumulate(took[1:]))
+              for i, token in enumerate(round_["new"]) if end <= span]
     alone, came = (sum(new for _, y, _, end, new in bars if y == lane and end <= span)
                    for lane in (76, 150))
-    brought, cost = sum(len(one["new"]) for one in rounds) / len(rounds), typical(took) / step
+    brought, cost = sum(len(round_["new"]) for round_ in rounds) / len(rounds), typical(took) / step
     gamma = data["settings"]["gamma"]
     return picture("timeline", data, 430 + 26 * gamma, parts="".join(parts), ms=1000 * span,
                    half=500 * span, alone=alone, came=came, gamma=gamma, cost=cost,
@@ -64,9 +61,9 @@ def timeline_svg(data):
 
 def race_svg(data):
     """One text both ways, each token at its time, and its part of a bar of time."""
-    rounds = [(one["seconds"][1], one["new"]) for one in data["rounds"]]
-    text = [of | {"writer": "p"} for _, new in rounds for of in new]
-    steps = [(took, [of]) for took, of in zip(data["plain"], text)]
+    rounds = [(round_["seconds"][1], round_["new"]) for round_ in data["rounds"]]
+    text = [token | {"writer": "p"} for _, new in rounds for token in new]
+    steps = [(took, [token]) for took, token in zip(data["plain"], text)]
     last = max(sum(took for took, _ in way) for way in (steps, rounds))
     slower = max(1, round(8 / last))
     period = slower * last + 4  # at the end all stands for 4 seconds
@@ -88,12 +85,12 @@ def lane_of(way, top, width, appear):
     parts, x, y, end = [], 10, top + 52, 0
     for took, new in way:
         start, end = end, end + took
-        for i, of in enumerate(new):
-            name = of["name"].rstrip("·") or "·"  # no indentation after a line break
+        for i, token in enumerate(new):
+            name = token["name"].rstrip("·") or "·"  # no indentation after a line break
             x, y = (x, y) if x + 11 * len(name) < 510 else (10, y + 30)
-            bar = piece(of["writer"] + "_bar", x=10 + width * (start + took * i / len(new)),
+            bar = piece(token["writer"] + "_bar", x=10 + width * (start + took * i / len(new)),
                         y=top + 10, width=width * took / len(new))
-            parts.append(appear(end, bar, piece(of["writer"], name, x=x, y=y)))
+            parts.append(appear(end, bar, piece(token["writer"], name, x=x, y=y)))
             x += 11 * len(name) + 4
     return [*parts, appear(end, piece("flag", f"{1000 * end:.0f} ms", y=top))], y
 
@@ -101,10 +98,11 @@ def lane_of(way, top, width, appear):
 def position_svg(data, row, before):
     """p and q at one place, as bars. before: the text before it."""
     *items, others = row
-    scale, both = 320 / max(max(of["p"], of["q"]) for of in items), sum(of["both"] for of in row)
-    rows = [piece(of["mark"] or "mono", of["name"][:9], x=10, y=100 + 38 * i)
-            + piece("place", y=80 + 38 * i, **{key: scale * of[key] for key in ("p", "q", "both")})
-            for i, of in enumerate(items)]
+    scale = 320 / max(max(item["p"], item["q"]) for item in items)
+    both = sum(item["both"] for item in row)
+    rows = [piece(item["mark"] or "mono", item["name"][:9], x=10, y=100 + 38 * i)
+            + piece("place", y=80 + 38 * i, p=scale * item["p"], q=scale * item["q"],
+                    both=scale * item["both"]) for i, item in enumerate(items)]
     return picture("position", data, 294 + 38 * len(items), name=before, rows="".join(rows),
                    others=others, both=both, rest=1 - both, down=110 + 38 * len(items))
 
@@ -113,15 +111,15 @@ def drawn(pair, settings, tokens):
     """{name of the file: its text} of all that is drawn: of one text, and of the greedy one."""
     data, greedy = (trace(pair, tokens, changed)[1] for changed in (
         settings, replace(settings, temperature=0, max_new=40)))
-    if greedy["ids"] != [of["id"] for one in greedy["rounds"] for of in one["new"]]:
+    if greedy["ids"] != [token["id"] for round_ in greedy["rounds"] for token in round_["new"]]:
         raise ValueError("rounding parts the two greedy texts: give another prompt")
     # A place to look at: the third draft of four is rejected, and p and q share about .6.
     rounds = data["rounds"]
-    shared = {k: sum(of["both"] for of in one["rows"][2]) for k, one in enumerate(rounds)
-              if k and (len(one["drafts"]), one["accepted"]) == (4, 2)}
+    shared = {k: sum(item["both"] for item in round_["rows"][2]) for k, round_ in enumerate(rounds)
+              if k and (len(round_["drafts"]), round_["accepted"]) == (4, 2)}
     k = min(shared, key=lambda k: abs(shared[k] - 0.6))
-    row, new = rounds[k]["rows"][2], [one["new"] for one in rounds[:k]] + [rounds[k]["new"][:2]]
-    before = "".join(of["name"] for part in new for of in part)[-43:]
+    row, text = rounds[k]["rows"][2], sum((round_["new"] for round_ in rounds[:k]), [])
+    before = "".join(token["name"] for token in text + rounds[k]["new"][:2])[-43:]
     law = {"pair": data["pair"], "machine": data["machine"], "items": row, "text": before,
            "measured": measure(pair, [tokens], settings, stopwatch(pair.target.device))}
     return {"timeline.svg": timeline_svg(data), "position.svg": position_svg(data, row, before),

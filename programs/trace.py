@@ -1,7 +1,4 @@
-"""A text told round by round, as a page to step through and to lecture from.
-
-    python -m programs.trace "def main("
-"""
+"""A text round by round, as a page to step through and to lecture from."""
 
 import json
 import re
@@ -20,27 +17,28 @@ def trace(pair, tokens, settings, eos=None):
     for _ in range(2):  # the first time is slow: it does not count
         ids, plain = timed(decode_plain(pair, tokens, settings), now)
         seen, seconds = timed(watch(pair, tokens, settings, now, eos), now)
-    return [one for one, *_ in seen], {
+    return [round_ for round_, *_ in seen], {
         **about(pair), "plain": plain, "ids": ids, "settings": vars(settings),
-        **tell(tokens, seen, seconds, pair.encoding)}
+        **values_of(tokens, seen, seconds, pair.encoding)}
 
 
-def tell(tokens, seen, seconds, encoding):
+def values_of(tokens, seen, seconds, encoding):
     """The prompt and the rounds as plain values. seen: what `watch` gives."""
     spell = speller(encoding)
 
-    def told(ids, writers):
+    def of_tokens(ids, writers):
         return [{"id": x, "name": name_of(x, encoding), "writer": writer,
                  "text": printable(spell(x))} for x, writer in zip(ids, writers)]
 
-    prompt = told(tokens, ["prompt"] * len(tokens))
-    rounds = [{"drafts": [[x, name_of(x, encoding), one.q[i, x].item(),
-                           one.p[i, x].nan_to_num().item()] for i, x in enumerate(one.drafts)],
-               "coins": tell_coins(draws),
-               "rows": [tell_row(one, i, draws, encoding) for i in range(len(one.p))],
-               "accepted": one.accepted, "new": told(one.new, one.writers),
-               "caches": {"target": one.cache, "draft": cached}, "seconds": [drafting, whole]}
-              for (one, drafting, draws, cached), whole in zip(seen, seconds)]
+    prompt = of_tokens(tokens, ["prompt"] * len(tokens))
+    rounds = [{"drafts": [[x, name_of(x, encoding), round_.q[i, x].item(),
+                           round_.p[i, x].nan_to_num().item()]
+                          for i, x in enumerate(round_.drafts)],
+               "coins": coin_values(draws),
+               "rows": [row_values(round_, i, draws, encoding) for i in range(len(round_.p))],
+               "accepted": round_.accepted, "new": of_tokens(round_.new, round_.writers),
+               "caches": {"target": round_.cache, "draft": cached}, "seconds": [drafting, whole]}
+              for (round_, drafting, draws, cached), whole in zip(seen, seconds)]
     # The text may end inside of a character.
     rounds[-1]["new"][-1]["text"] += spell(encoding.eot_token, final=True)
     return {"prompt": prompt, "rounds": rounds}
@@ -52,23 +50,24 @@ def name_of(token, encoding):
     return printable(text).replace(" ", "·").replace("\n", "⏎").replace("\t", "\\t")
 
 
-def tell_coins(draws):
+def coin_values(draws):
     """[chances to come up, what came] of the coins: tossed at once, (k, 2), or one by one, (2,)."""
     tossed = [(probs.view(-1, 2)[:, 1].tolist(), coins.view(-1).tolist())
               for probs, coins in draws if probs.shape[-1] == 2]
     return [sum(lists, []) for lists in zip(*tossed)] or [[], []]
 
 
-def tell_row(one, i, draws, encoding):
+def row_values(round_, i, draws, encoding):
     """Row i of a pass: its likeliest tokens, its draft and the token of the text, each with what
     became of it, and all others."""
-    p = one.p[i].nan_to_num()  # (V,) NaN behind a draft that is forbidden
-    q = one.q[i] if i < len(one.drafts) else 0 * p
+    p = round_.p[i].nan_to_num()  # (V,) NaN behind a draft that is forbidden
+    q = round_.q[i] if i < len(round_.drafts) else 0 * p
     columns = {"p": p, "q": q, "both": p.minimum(q)}
-    if i == one.accepted:  # what the correction or bonus was drawn from: the last draw
+    if i == round_.accepted:  # what the correction or bonus was drawn from: the last draw
         columns |= {"from": probs.view(-1) for probs, _ in draws if probs.numel() == len(p)}
-    fate = "rejected" if i == one.accepted < len(one.new) else "dropped"
-    marks = dict.fromkeys(one.drafts[i:i + 1], fate) | dict(zip(one.new[i:i + 1], one.writers[i:]))
+    fate = "rejected" if i == round_.accepted < len(round_.new) else "dropped"
+    marks = dict.fromkeys(round_.drafts[i:i + 1], fate)
+    marks |= zip(round_.new[i:i + 1], round_.writers[i:])
     likely = [x for x in p.maximum(q).topk(6).indices.tolist() if p[x] + q[x] > 0]
     shown = sorted({*likely, *marks}, key=lambda x: -p[x].item())
     others = [x for x in range(len(p)) if x not in shown]

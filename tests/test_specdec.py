@@ -19,7 +19,7 @@ from exact import check_law, law
 from rigs import (DEVICE, EOS, Scripted, Spy, decode, forbidden, greedy, identity_rig, our_rules,
                   random_gpt, saying, seeded, text)
 from sampling import warp
-from specdec import DraftModel, Round, algorithm_1, plain, speculative, unread
+from specdec import DraftModel, Round, algorithm_1, plain, speculative, uncached
 from variants import prompt_lookup
 
 DRAFTERS = {"model": DraftModel, "lookup": lambda draft, warp: prompt_lookup(9, DEVICE)}
@@ -159,10 +159,10 @@ def test_a_text_that_does_not_fit_is_refused_before_work(prompt, max_new, said):
 
 def test_a_cache_that_was_not_rolled_back_is_said_to_be_so():
     cache = random_gpt().new_cache()
-    assert unread([1, 2, 3], cache, DEVICE).tolist() == [[1, 2, 3]]
+    assert uncached([1, 2, 3], cache, DEVICE).tolist() == [[1, 2, 3]]
     cache.length = 7
     with pytest.raises(ValueError, match="the cache holds 7 tokens of a text of 5.*rolled back"):
-        unread([1] * 5, cache, DEVICE)
+        uncached([1] * 5, cache, DEVICE)
 
 
 @pytest.mark.parametrize("drafts, q, said", [

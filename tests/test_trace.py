@@ -58,7 +58,7 @@ def by_hand():
 
 def told(seen=None):
     seen = by_hand() if seen is None else seen
-    data = trace.tell(PROMPT, seen, [0.5] * len(seen), ENCODING)
+    data = trace.values_of(PROMPT, seen, [0.5] * len(seen), ENCODING)
     return {"pair": "", "machine": "", "settings": {}, "plain": [0.25], **data}
 
 
@@ -126,7 +126,7 @@ def test_coins_and_the_last_draw_are_those_of_the_rule(verify):
     seen = watched(verify=verify)
     alone = decode_speculative(micro_pair(), [72, 105, 32], Settings(40, 4, verify=verify))
     assert [one.new for one, *_ in seen] == [one.new for one in alone], "looking on changes it"
-    shown = trace.tell([72], seen, [1] * len(seen), micro_pair().encoding)["rounds"]
+    shown = trace.values_of([72], seen, [1] * len(seen), micro_pair().encoding)["rounds"]
     assert {one["new"][-1]["writer"] for one in shown} == {"correction", "bonus"}
     for (one, _, draws, _), of in zip(seen, shown):
         n, k, drafted = one.accepted, len(one.drafts), torch.tensor(one.drafts, device=DEVICE)
@@ -165,7 +165,7 @@ def test_the_cache_of_the_draft_is_told_where_it_can_be_found(monkeypatch):
 def test_a_token_that_cannot_come_is_not_named():
     """At temperature 0, with a drafter that is certain, one token or two have all the mass."""
     seen = watched(temperature=0, drafter="lookup")
-    for one in trace.tell([72], seen, [1] * len(seen), micro_pair().encoding)["rounds"]:
+    for one in trace.values_of([72], seen, [1] * len(seen), micro_pair().encoding)["rounds"]:
         assert all(1 <= len(row[:-1]) <= 2 and row[-1]["p"] == 0 for row in one["rows"])
 
 
@@ -200,7 +200,7 @@ def test_coins_that_are_tossed_one_by_one_are_told_as_well(monkeypatch):
 
     monkeypatch.setitem(RULES, "mine", rule)
     seen = watched(verify="mine")
-    for one in trace.tell([72], seen, [1] * len(seen), micro_pair().encoding)["rounds"]:
+    for one in trace.values_of([72], seen, [1] * len(seen), micro_pair().encoding)["rounds"]:
         chances, coins = one["coins"]
         tested = one["drafts"][:one["accepted"] + 1]
         assert chances == pytest.approx([min(1, p / q) for *_, q, p in tested])
