@@ -19,7 +19,6 @@ class Pair:
     draft: GPT
     encoding: tiktoken.Encoding
     prompts: list  # held-out text, to continue
-    gamma: int  # drafts a round that suit this pair at temperature 1
     bits_per_byte: dict  # held-out loss of "target" and "draft"
     minutes: float = 0  # of training
 
@@ -33,8 +32,8 @@ def save_pair(pair, directory, name="pair.pt"):
     tokens = [pair.encoding.decode_single_token_bytes(i) for i in range(pair.encoding.eot_token)]
     # latin-1: a character for each byte, for a plain file holds no bytes.
     whole = {**vars(pair), "encoding": [token.decode("latin-1") for token in tokens]}
-    for name, model in (("target", pair.target), ("draft", pair.draft)):
-        whole[name] = {"config": vars(model.config), "weights": dict(model.state_dict()),
+    for kind, model in (("target", pair.target), ("draft", pair.draft)):
+        whole[kind] = {"config": vars(model.config), "weights": dict(model.state_dict()),
                        "vocabulary": pair.encoding.name}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.part")  # each process writes a file of its own

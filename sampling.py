@@ -30,9 +30,8 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
     logits (..., V) in any float type -> probabilities (..., V) in float32 or wider. Both models go
     through the same warp, and its output is both what is drawn from and what is scored: "lossless"
     means with respect to the warped p (Leviathan et al., section 2.2). Temperature 0 is a one-hot
-    argmax, so greedy decoding needs no code of its own. ValueError for a setting out of range.
+    argmax, so greedy decoding needs no code of its own. Settings: see check_settings.
     """
-    check_settings(temperature, top_k, top_p)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0:
         one_hot = torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1)
@@ -52,6 +51,7 @@ def warp(logits, temperature=1.0, top_k=None, top_p=1.0):
 
 
 def check_settings(temperature, top_k, top_p):
+    """ValueError for a setting out of range."""
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be 0 or a positive number, not {temperature}")
     if top_k is not None and top_k < 1:

@@ -76,7 +76,8 @@ def plain(target, tokens, max_new, *, warp, choose, eos=None):
     for _ in range(max_new):
         ids = uncached(tokens, cache, target.device)  # (1, T): the prompt, then one token at a time
         p = warp(target(ids, cache)[0, -1])  # (V,)
-        (token,), (is_law,) = read(choose(p), (p.sum() - 1).abs() < 1e-3)  # NaN is not close to 1
+        sums_to_1 = (p.sum() - 1).abs() < 1e-3  # a row with a NaN does not
+        (token,), (is_law,) = to_host(choose(p), sums_to_1)
         if not is_law:
             raise ValueError("the target's logits are NaN")
         tokens.append(token)
@@ -93,7 +94,7 @@ def uncached(tokens, cache, device):
     return torch.tensor([tokens[cache.length:]], device=device)
 
 
-def read(*tensors):
+def to_host(*tensors):
     """Whole numbers from the device to the host in one transfer: a list for each tensor."""
     together = torch.cat([tensor.long().view(-1) for tensor in tensors]).cpu()
     return [part.tolist() for part in together.split([tensor.numel() for tensor in tensors])]
@@ -131,7 +132,7 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
     while len(tokens) < end:
         # The last token of the text, which came from a draw and was read by no pass; at first the
         # whole prompt. (Made before the drafts: a copy to a GPU waits until the GPU is idle.)
-        before, last = cache.length, uncached(tokens, cache, target.device)  # (1, T)
+        last = uncached(tokens, cache, target.device)  # (1, T)
 
         # 1. Draft. One fewer than are left, since a round adds a token of the target's own.
         asked = min(gamma, end - len(tokens) - 1)
@@ -139,7 +140,7 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
 
         # 2. One pass of the target. The row of the last token judges the first draft, the row of a
         #    draft judges the next one, and the row of the last draft is for the bonus.
-        rows = len(drafted) + 1
+        rows, before = len(drafted) + 1, cache.length
         logits = target(torch.cat([last, drafted[None]], 1), cache)[0, -rows:]
         p = warp(logits)  # (k+1, V)
         if len(drafted) > asked or q.shape != p[:-1].shape:
@@ -150,8 +151,8 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
         n, token = verify(p, q, drafted, choose)  # (), ()
 
         # 4. Read the outcome: the one transfer from the device to the host in a round.
-        laws = [(rows.sum(-1) - 1).abs() < 1e-3 for rows in (p, q)]  # (k+1,), (k,): sums are 1
-        (n,), (token,), drafts, p_is_law, q_is_law = read(n, token, drafted, *laws)
+        sums_to_1 = [(probs.sum(-1) - 1).abs() < 1e-3 for probs in (p, q)]  # (k+1,), (k,)
+        (n,), (token,), drafts, p_is_law, q_is_law = to_host(n, token, drafted, *sums_to_1)
         if not all(q_is_law):
             raise ValueError("the drafter's q is no distribution: its rows must sum to 1")
         if not p_is_law[n]:
@@ -164,7 +165,8 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
         tokens += new
 
         # 6. Roll the cache back to the text without its last token, which the next round reads.
-        after, cache.length = cache.length, len(tokens) - 1
+        after = cache.length
+        cache.length = len(tokens) - 1
         yield Round(drafts, min(n, len(new)), new, (before, after, cache.length), p, q)
         if new[-1] == eos:
             return
@@ -206,8 +208,7 @@ class DraftModel:
             drafted.append(choose(q[-1]))  # ()
             ids = drafted[-1].view(1, 1)  # the model reads its own draft next
         if not drafted:
-            nothing = torch.empty(0, self.model.config.vocab_size, device=self.model.device)
-            return nothing[:, 0].long(), nothing
+            return ids.new_empty(0), torch.empty(0, self.model.config.vocab_size, device=ids.device)
         return torch.stack(drafted), torch.stack(q)  # (k,), (k, V)
 
 

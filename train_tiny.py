@@ -28,7 +28,6 @@ class Recipe:
     target: str = "8x384"  # layers x width
     draft: str = "1x192"
     minutes: float = 4.5  # of all stages; the corpus and its vocabulary take some seconds more
-    gamma: int = 4  # the default of specdec.py: close to the best of the bench at temperature 1
     vocab_size: int = 512
     batch: int = 32  # windows a step
     window: int = 128  # tokens a window; attention by distance carries over to longer texts
@@ -211,7 +210,7 @@ def train_pair(recipe, documents, device, directory=None, seed=0):
     encoding, data, held_out, prompts = prepare(documents, recipe)
     target, draft = (new_model(Config(encoding.n_vocab, **of_model), seed).to(device)
                      for of_model in shapes.values())
-    pair = Pair(target, draft, encoding, prompts, recipe.gamma, {}, recipe.minutes)
+    pair = Pair(target, draft, encoding, prompts, {}, recipe.minutes)
     if directory is not None:
         save_pair(pair, directory, "trial.pt").unlink(missing_ok=True)
     train_models(pair, data, recipe, seed)
@@ -228,13 +227,14 @@ def train_models(pair, data, recipe, seed):
     def windows(generator):  # a batch of one part; those with labels have two
         return (draw_windows(data, recipe.batch, recipe.window, generator),)
 
-    def labelled(generator):
-        return labels[torch.randint(len(labels), (), generator=generator).item()]
-
     # Each stage draws windows of its own: the labels are not only on what the target has just read.
     fit("target", pair.target, windows, cross_entropy, recipe, seed)
     fit("draft", pair.draft, windows, cross_entropy, recipe, seed + 1)
     labels = soft_labels(pair.target, windows, recipe, seed + 2)
+
+    def labelled(generator):
+        return labels[torch.randint(len(labels), (), generator=generator).item()]
+
     fit("distilling", pair.draft, labelled, total_variation, recipe, seed + 3)
 
 

@@ -1,7 +1,6 @@
 """Another rule and another drafter, through the seams of specdec.py, as your own would go in.
 
-The two tables at the end are what the programs choose from. A file of your own adds to them, and
-every program uses it with --use FILE: mine.py is one to start from.
+A file of your own adds to the tables at the end, for --use FILE: see examples/mine.py.
 """
 
 import torch
@@ -19,13 +18,13 @@ def verify_block(p, q, drafted, choose):
     less. So on average it accepts at least as many drafts as the token rule. docs/theory.md,
     section 2, shows why the coins below give these probabilities.
     """
-    keep = block_keep(p, q, drafted)[:, None]  # (k+1, 1) from keep_0 = 1 on
+    keep = block_keep(p, q, drafted)  # (k+1,) from keep_0 = 1 on
     # Behind a draft with p = 0 a row may be NaN. There keep is 0, so the row does not count.
-    kept_p = torch.where(keep > 0, keep * p, 0)  # (k+1, V)
+    kept_p = torch.where(keep[:, None] > 0, keep[:, None] * p, 0)  # (k+1, V)
     # Of the token behind i drafts: what no draft can supply, so that the run has to end there.
     missing = (kept_p[1:-1] - q[1:]).clamp(min=0).sum(-1)  # (k-1,), of i = 1 ... k-1
-    chance = torch.where(missing == 0, 0, missing / (missing + (1 - keep[1:-1, 0])))
-    chance = torch.cat([chance, keep[1:, 0][-1:]])  # (k,): that coin i comes up, for i = 1 ... k
+    chance = torch.where(missing == 0, 0, missing / (missing + (1 - keep[1:-1])))
+    chance = torch.cat([chance, keep[1:][-1:]])  # (k,): that coin i comes up, for i = 1 ... k
     chance = chance.nan_to_num(1)  # a NaN that counts: stop at it, and the loop raises
     coins = choose(torch.stack([1 - chance, chance], -1))  # (k,)
 

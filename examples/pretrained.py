@@ -127,7 +127,7 @@ def load(device):
         eot_token=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         decode_single_token_bytes=lambda token: tokenizer.decode([token]).encode())
-    return SimpleNamespace(target=Pretrained(target), draft=Pretrained(draft), gamma=4,
+    return SimpleNamespace(target=Pretrained(target), draft=Pretrained(draft),
                            encoding=encoding, bits_per_byte=None)
 
 
@@ -138,7 +138,7 @@ def main(arguments=None):
                         help=f"model: its first {DRAFT_LAYERS} layers (default: lookup)")
     options = parser.parse_args(arguments)
     prompts = {"your message": chat(options.message)} if options.message else PROMPTS
-    settings = Settings(max_new=128, gamma=4, temperature=0, drafter=options.drafter)
+    settings = Settings(max_new=128, temperature=0, drafter=options.drafter)
     with clear_errors(parser):
         torch.set_num_threads(1)
         pair = load(pick_device())

@@ -1,8 +1,8 @@
-"""The ladder: write speculative decoding yourself, in eight steps.
+"""The ladder: write speculative decoding yourself, in seven steps, and run it.
 
 This is your file. Write a step in place of its `raise NotImplementedError`; each takes 3 to 15
-lines. The answers stand in sampling.py and specdec.py, made fast: keep those two closed, and
-Algorithm 1 open, as the README prints it. What you need of `Round` and `check_room` stands below.
+lines. The answers stand in sampling.py, specdec.py and exercises/stand_ins.py: keep those closed,
+and Algorithm 1 open, as the README prints it. What you need of `Round` and `check_room` is below.
 
     python -m pytest exercises                  which steps stand, and what is wrong with the others
     python -m pytest exercises -k verify_token  the same of one step

@@ -57,7 +57,7 @@ def watch(pair, tokens, settings, now, eos=None):
 
     for round_ in decode_speculative(pair, tokens, settings, eos, propose, choose):
         cache = getattr(drafter, "cache", None)
-        yield round_, drafting[-1], list(draws), cache and cache.length
+        yield round_, drafting[-1], list(draws), None if cache is None else cache.length
 
 
 def costs(pair, tokens, settings, now):
@@ -111,11 +111,12 @@ def table(pair, settings, gammas, now):
 
 def main(arguments=None):
     parser = parser_of("Time against theory.", arguments, prompt=False)
-    parser.set_defaults(max_new=128)
+    parser.set_defaults(max_new=128, gamma=None, prompt="")
     options = parser.parse_args(arguments)
+    gammas = GAMMAS if options.gamma is None else [options.gamma]
+    options.gamma = gammas[0]
     with clear_errors(parser):
         pair, settings, _ = prepared(options)
-        gammas = [options.gamma] if options.gamma else GAMMAS
         print(*about(pair).values(), sep="\n")
         rows = table(pair, settings, gammas, stopwatch(pair.target.device))
         write_json(options.json, {**about(pair), "rows": rows})

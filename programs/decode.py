@@ -16,8 +16,7 @@ from vocabulary import speller
 
 
 def decode_plain(pair, tokens, settings):
-    """The target alone: yields the new ids. pair: any object with target, draft, gamma and an
-    encoding with eot_token."""
+    """The target alone: yields the new ids."""
     choose = seeded(pair.target.device, settings.seed)
     return plain(pair.target, tokens, settings.max_new, warp=settings.warp(), choose=choose)
 
@@ -27,7 +26,7 @@ def decode_speculative(pair, tokens, settings, eos=None, propose=None, choose=No
     a draw, in place of one from the seed."""
     return speculative(
         pair.target, propose or DRAFTERS[settings.drafter](pair, settings.warp()), tokens,
-        settings.max_new, gamma=settings.gamma or pair.gamma, warp=settings.warp(),
+        settings.max_new, gamma=settings.gamma, warp=settings.warp(),
         choose=choose or seeded(pair.target.device, settings.seed), verify=RULES[settings.verify],
         eos=eos)
 
@@ -66,20 +65,22 @@ def tally(rounds, verify="token"):
             "acceptance": acceptance, "alpha": acceptance if verify == "token" else None}
 
 
-def compare(pair, prompts, settings, now, runs=3):
-    """Both ways, timed in turn: a machine is faster at some times than at others. They write past
-    an end of text, so that both do the same work. Returns the figures."""
+def compare(pair, prompts, settings, now):
+    """The figures of both ways, timed in turn: a machine is faster at some times than at others.
+    They write past an end of text, so that both do the same work. pair: any object with target,
+    draft, bits_per_byte, and an encoding with eot_token."""
     # Each prompt has a seed of its own; ^ stays within the range of seeds.
     texts = [(pair, tokens, replace(settings, seed=settings.seed ^ i))
              for i, tokens in enumerate(prompts)]
-    given, seconds = {}, {decode_plain: [], decode_speculative: []}
-    for _ in range(runs + 1):
-        for way, took in seconds.items():
-            began = now()
-            given[way] = [item for text in texts for item in way(*text)]
-            took.append(now() - began)
-    ids, rounds = given.values()
-    speeds = rates(len(ids), *(took[1:] for took in seconds.values()))  # the first is slow
+    plain_seconds, seconds = [], []
+    for _ in range(4):
+        began = now()
+        ids = [token for text in texts for token in decode_plain(*text)]
+        between = now()
+        rounds = [round_ for text in texts for round_ in decode_speculative(*text)]
+        plain_seconds.append(between - began)
+        seconds.append(now() - between)
+    speeds = rates(len(ids), plain_seconds[1:], seconds[1:])  # the first of each is slow
     if speeds["spread"] > 1.3:
         print(f"The machine is busy: its runs differ by {speeds['spread']:.1f} to 1. Try again.")
     return {**vars(settings), **tally(rounds, settings.verify), **speeds,

@@ -23,7 +23,7 @@ from variants import DRAFTERS, RULES
 class Settings:
     """How a text is decoded."""
     max_new: int = 200
-    gamma: int = None  # None: the one that suits the pair
+    gamma: int = 4
     temperature: float = 1.0
     top_k: int = None
     top_p: float = 1.0
@@ -32,7 +32,7 @@ class Settings:
     verify: str = "token"
 
     def __post_init__(self):
-        if self.gamma is not None and self.gamma < 1:
+        if self.gamma < 1:
             raise ValueError(f"gamma must be at least 1, not {self.gamma}")
         if self.max_new < 1:
             raise ValueError(f"max-new must be at least 1, not {self.max_new}")
@@ -51,12 +51,12 @@ def parser_of(description, arguments, prompt=True):
     with clear_errors(parser):
         if file := use.parse_known_args(arguments)[0].use:
             runpy.run_path(file)
-    parser.set_defaults(prompt=None, checkpoint=CHECKPOINTS / "tiny", **vars(Settings()))
+    parser.set_defaults(prompt=None, html=None, checkpoint=CHECKPOINTS / "tiny", **vars(Settings()))
     add = parser.add_argument
     if prompt:
         add("prompt", nargs="?", help="text to continue (default: held-out text)")
         add("--max-new", type=int, metavar="N", help="tokens to write (default %(default)s)")
-    add("--gamma", type=int, metavar="N", help="drafts a round (default: what suits the pair)")
+    add("--gamma", type=int, metavar="N", help="drafts a round (default 4; of the bench, eight)")
     add("--temperature", type=float, metavar="T", help="0 is greedy (default 1)")
     add("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
     add("--top-p", type=float, metavar="P", help="keep the fewest likeliest that add up to P")
@@ -74,18 +74,19 @@ def parser_of(description, arguments, prompt=True):
 
 
 def prepared(options):
-    """(pair, settings, tokens of the prompt) of a command line, checked before any work is done.
-    Where the default pair is not there yet, it is trained and kept."""
+    """(pair, settings, tokens of the prompt) of a command line. Where the default pair is not there
+    yet, it is trained and kept."""
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     device, default = pick_device(options.device), CHECKPOINTS / "tiny"
     if options.threads < 1:
         raise ValueError(f"threads must be at least 1, not {options.threads}")
+    for file in filter(None, (options.json, options.html)):
+        open(file, "ab").close()  # an error now, and not after the work
     if options.checkpoint == default and not (default / "pair.pt").exists():
         print("no trained pair yet: training one, at most 5 minutes, once")
         train_pair(Recipe(), read_documents(standard_library()), device, default)
     torch.set_num_threads(options.threads)  # after the training, which takes all cores
     pair = load_pair(options.checkpoint, device, options.dtype and getattr(torch, options.dtype))
-    settings.gamma = settings.gamma or pair.gamma
     prompt = pair.prompts[0] if options.prompt is None else options.prompt
     tokens = pair.encoding.encode_ordinary(prompt) or [pair.encoding.eot_token]
     check_room(pair.target, tokens, settings.max_new)
@@ -94,14 +95,15 @@ def prepared(options):
 
 def about(pair):
     """In words: the shapes and held-out losses of the models, and how they run."""
-    words = "{0} {1.n_layer}x{1.n_embd} ({2:.2f} bits/byte)"
-    models = [words.format(name, getattr(pair, name).config, pair.bits_per_byte[name])
-              for name in ("target", "draft")]
     device, threads = pair.target.device, torch.get_num_threads()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    dtype = str(pair.target.embed.weight.dtype)[6:]
-    return {"pair": ", ".join(models),
-            "machine": f"{name}, target in {dtype}, {threads} thread{'s' * (threads > 1)}"}
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    models = []
+    for name, model in (("target", pair.target), ("draft", pair.draft)):
+        shape, dtype = model.config, str(model.embed.weight.dtype).removeprefix("torch.")
+        models.append(f"{name} {shape.n_layer}x{shape.n_embd}, {pair.bits_per_byte[name]:.2f}")
+        machine += f", {name} in {dtype}"
+    return {"pair": "; ".join(models) + " bits/byte",
+            "machine": f"{machine}, {threads} thread{'s' * (threads > 1)}"}
 
 
 @contextlib.contextmanager

@@ -117,6 +117,8 @@ def drawn(pair, settings, tokens):
     rounds = data["rounds"]
     shared = {k: sum(item["both"] for item in round_["rows"][2]) for k, round_ in enumerate(rounds)
               if k and (len(round_["drafts"]), round_["accepted"]) == (4, 2)}
+    if not shared:
+        raise ValueError("no round keeps two drafts of four: leave gamma at 4, try another seed")
     k = min(shared, key=lambda k: abs(shared[k] - 0.6))
     row, text = rounds[k]["rows"][2], sum((round_["new"] for round_ in rounds[:k]), [])
     before = "".join(token["name"] for token in text + rounds[k]["new"][:2])[-43:]

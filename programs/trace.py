@@ -39,8 +39,7 @@ def values_of(tokens, seen, seconds, encoding):
                "accepted": round_.accepted, "new": of_tokens(round_.new, round_.writers),
                "caches": {"target": round_.cache, "draft": cached}, "seconds": [drafting, whole]}
               for (round_, drafting, draws, cached), whole in zip(seen, seconds)]
-    # The text may end inside of a character.
-    rounds[-1]["new"][-1]["text"] += spell(encoding.eot_token, final=True)
+    rounds[-1]["new"][-1]["text"] += spell(encoding.eot_token, final=True)  # half a character
     return {"prompt": prompt, "rounds": rounds}
 
 

@@ -22,7 +22,6 @@ class Micro(Recipe):
     target: str = "2x32"
     draft: str = "1x32"
     minutes: float = 1e6
-    gamma: int = 3
     vocab_size: int = 300
     batch: int = 4
     window: int = 16

@@ -57,7 +57,7 @@ def rig(monkeypatch, target=None, draft=None):
                  lambda held, ids: clock.add(A_PASS + A_ROW * len(ids)))
     draft = Spy(draft or random_gpt(9, 1, 1, context=64, spread=0.4),
                 lambda held, ids: clock.add(A_DRAFT))
-    return Pair(target, draft, SimpleNamespace(eot_token=0), [], 4, {}), clock
+    return Pair(target, draft, SimpleNamespace(eot_token=0), [], {}), clock
 
 
 @pytest.mark.parametrize("verify", ["token", "block"])

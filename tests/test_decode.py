@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from micro import MICRO, Clock, ended, is_one_clear_line, micro_pair
+from micro import Clock, ended, is_one_clear_line, micro_pair
 from model import GPT
 from pair import Pair
 from programs import decode
@@ -78,7 +78,7 @@ def test_both_ways_are_timed_once_they_are_warm(says, passes, seconds, monkeypat
     monkeypatch.setattr(decode, "seeded", lambda device, seed: seeds.append(seed)
                         or seeded(device, seed))
     settings = Settings(12, gamma=2, top_k=3, seed=2 ** 63 - 1)
-    pair = Pair(Spy(saying(5), watch), saying(says), SimpleNamespace(eot_token=5), [], 2, {"a": 1})
+    pair = Pair(Spy(saying(5), watch), saying(says), SimpleNamespace(eot_token=5), [], {"a": 1})
     figures = compare(pair, [[1, 2, 3, 4]] * 2, settings, clock)
     assert len(read) == 4 * 2 * (12 + passes)  # three repeats, and one before them
     assert seeds == [settings.seed, settings.seed - 1] * 2 * 4
@@ -122,9 +122,9 @@ def test_each_figure_is_shown_and_the_bars_are_to_scale(capsys):
     ([1, 1, 1], [2, 1, 1], "2.0"), ([1, 1, 1], [2, 2, 2], None)])
 def test_a_machine_is_busy_where_runs_differ_by_more_than_1_3(plain_runs, runs, said, capsys):
     """Of one way: both may be slow."""
-    each = [9, 9, *(took for both in zip(plain_runs, runs) for took in both)]  # the first is slow
-    looks = iter([time for took in each for time in (0, took)])  # before and behind each run
-    pair = Pair(saying(5), saying(5), SimpleNamespace(eot_token=5), [], 2, {})
+    both = zip([9, *plain_runs], [9, *runs])  # the first of each is slow
+    looks = iter([time for plain, mine in both for time in (0, plain, plain + mine)])
+    pair = Pair(saying(5), saying(5), SimpleNamespace(eot_token=5), [], {})
     compare(pair, [[1]], Settings(2, gamma=1), lambda: next(looks))
     assert capsys.readouterr().out == (
         said and f"The machine is busy: its runs differ by {said} to 1. Try again.\n" or "")
@@ -153,7 +153,7 @@ def test_screen_and_file_show_the_text_decoded_and_the_same_figures(asked, kept,
             "def wrap(" + printable(text), "", "timing both ways ...", *busy,
             *shown(figures, rounds, capsys), *about(pair).values(),
             "1e+06 minutes of training", ""])]
-    assert f"target 2x32 ({bits:.2f} bits/byte), draft 1x32 (" in out
+    assert f"target 2x32, {bits:.2f}; draft 1x32, " in out
     assert figures["rounds"] == [dict(drafts=one.drafts, accepted=one.accepted, new=one.new,
                                       writers=one.writers, cache=list(one.cache))
                                  for one in rounds]
@@ -182,7 +182,7 @@ def test_what_fits_is_decoded_and_what_does_not_is_refused_before_any_work(
 # ---------------------------------------------------------------- each option
 
 SAMPLING = dict(temperature=1.0, top_k=None, top_p=1.0)
-USUAL = dict(max_new=5, gamma=MICRO.gamma, verify=verify_token, seed=0, threads=1, draft=SAMPLING,
+USUAL = dict(max_new=5, gamma=4, verify=verify_token, seed=0, threads=1, draft=SAMPLING,
              drafter="DraftModel", dtypes={torch.float32}, target=SAMPLING)
 OPTIONS = {
     "": {}, "--max-new 7": dict(max_new=7), "--gamma 2": dict(gamma=2), "--seed 7": dict(seed=7),

@@ -56,11 +56,11 @@ def test_a_value_out_of_range_is_one_clear_line(asked, kept, tmp_path, monkeypat
     assert old.read_text(encoding="utf-8") == "earlier figures"
 
 
-def test_a_file_that_cannot_be_written_is_one_clear_line(kept, tmp_path, capsys):
-    for program, option in ((decode, "--json"), (trace, "--html")):
-        arguments = ["def", *kept, "--max-new", 2, option, tmp_path / "none" / "file"]
-        code, _, err = ended(program, arguments, capsys)
-        assert code == 2 and "No such file" in err and err.count("\n") == 1
+def test_a_file_that_cannot_be_written_is_said_before_the_work(kept, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(GPT, "forward", forbidden)
+    for program, option in ((decode, "--json"), (trace, "--html"), (bench, "--json")):
+        result = ended(program, [*kept, option, tmp_path / "none" / "file"], capsys)
+        assert is_one_clear_line(result, "No such file")
 
 
 # ---------------------------------------------------------------- the pair and the prompt
@@ -100,7 +100,7 @@ def test_one_thread_is_used_unless_more_are_asked_for(asked, variable, threads, 
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     pair, *_ = of_command_line(*kept[:2], "--device", "cpu", "--dtype", "float64", *asked)
     assert torch.get_num_threads() == threads
-    words = f"cpu, target in float64, {threads} thread" + "s" * (threads > 1)
+    words = f"cpu, target in float64, draft in float64, {threads} thread" + "s" * (threads > 1)
     assert about(pair)["machine"] == words
 
 
@@ -204,4 +204,4 @@ def test_an_output_of_few_characters_gets_what_it_can_show(encoding, kept, tmp_p
     pipe.flush()
     shown = pipe.buffer.getvalue().decode(encoding)
     assert ("? é" if encoding == "cp1252" else "? ?") in shown and "tokens a pass" in shown
-    assert load_pair(out).gamma == MICRO.gamma
+    assert load_pair(out).minutes == MICRO.minutes

@@ -17,11 +17,11 @@ from rigs import forbidden
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
 def test_a_pair_saved_and_loaded_is_the_same_pair(dtype, tmp_path, monkeypatch):
-    pair = replace(micro_pair(), gamma=7, minutes=2.5, prompts=["é", "b"])
+    pair = replace(micro_pair(), minutes=2.5, prompts=["é", "b"])
     monkeypatch.chdir(tmp_path)
     assert save_pair(pair, "made/on the way").resolve() == tmp_path / "made/on the way/pair.pt"
     loaded = load_pair("made/on the way", DEVICE, dtype)
-    for name in ("gamma", "minutes", "prompts", "bits_per_byte"):
+    for name in ("minutes", "prompts", "bits_per_byte"):
         assert getattr(loaded, name) == getattr(pair, name), name
     assert loaded.encoding.name == pair.encoding.name  # a fingerprint
     for mine, theirs in ((loaded.target, pair.target), (loaded.draft, pair.draft)):
@@ -116,19 +116,19 @@ def test_a_save_that_fails_leaves_the_earlier_pair_whole(at, error, tmp_path, mo
 
 def test_two_that_save_into_one_directory_both_leave_a_whole_pair(tmp_path, monkeypatch):
     """Another process saves while this one is at it: each writes a file of its own."""
-    save, theirs = torch.save, replace(micro_pair(), gamma=5)
+    save, theirs = torch.save, replace(micro_pair(), minutes=5)
 
     def interleaved(whole, path):
         with open(path, "wb") as file, monkeypatch.context() as other_process:
             other_process.setattr(torch, "save", save)
             other_process.setattr("os.getpid", lambda: 7)
             save_pair(theirs, tmp_path)
-            assert load_pair(tmp_path).gamma == 5
+            assert load_pair(tmp_path).minutes == 5
             save(whole, file)
 
     monkeypatch.setattr(torch, "save", interleaved)
-    save_pair(replace(micro_pair(), gamma=2), tmp_path)
-    assert load_pair(tmp_path).gamma == 2 and len(list(tmp_path.iterdir())) == 1
+    save_pair(replace(micro_pair(), minutes=2), tmp_path)
+    assert load_pair(tmp_path).minutes == 2 and len(list(tmp_path.iterdir())) == 1
 
 
 # ---------------------------------------------------------------- device and number format

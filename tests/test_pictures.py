@@ -169,7 +169,7 @@ def test_the_program_draws_all_from_one_pair(kept, tmp_path, monkeypatch, capsys
     shutil.copy(pictures.DOCS / "law.html", tmp_path)
     monkeypatch.setattr(pictures, "DOCS", tmp_path)
     monkeypatch.setattr(pictures, "measure", lambda *_: {"alpha": 0.5})
-    assert ended(pictures, kept[1:], capsys) == (0, "", "")
+    assert ended(pictures, kept, capsys) == (0, "", "")
     names = {path.name for path in tmp_path.iterdir()} - {"kept"}
     assert names == {*(f"{name}.svg" for name in drawn()), "law.html"}
     page = (tmp_path / "law.html").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from rigs import DEVICE, greedy, seeded, times
-from sampling import verify_token, warp
+from sampling import check_settings, verify_token, warp
 
 dtypes = pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 all_dtypes = pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_small_temperature_is_not_yet_zero(temperature):
     *(dict(top_p=p) for p in (0, -0.1, 1.0001, math.nan, math.inf))], ids=str)
 def test_a_setting_out_of_range_is_refused(setting):
     with pytest.raises(ValueError, match=next(iter(setting)).replace("_", "-")):
-        warp(tensor([1, 2, 3]), **setting)
+        check_settings(**dict(temperature=1, top_k=None, top_p=1) | setting)
 
 
 @dtypes

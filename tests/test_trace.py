@@ -219,7 +219,7 @@ def test_all_seconds_are_measured(monkeypatch):
     target.new_cache = lambda: runs.append("a text") or pair.target.new_cache()
     monkeypatch.setattr(trace, "stopwatch", lambda device: clock)
     monkeypatch.setattr(trace, "about", lambda pair: {})
-    slow = type(pair)(target, draft, pair.encoding, [], 2, {})
+    slow = type(pair)(target, draft, pair.encoding, [], {})
     rounds, data = trace.trace(slow, [72, 105, 32], Settings(12, 2))
     assert len(runs) == 4 and data["plain"] == [6.0] + [2.0] * 11
     for i, (one, shown) in enumerate(zip(rounds, data["rounds"])):
