@@ -103,13 +103,7 @@ def test_a_fault_in_the_draft_models_cache_costs_only_speed_and_is_told():
     student = mutated(SOURCES["ladder_answers"], "DraftModel", "tokens[self.cache.length:]",
                       "tokens[-1:] if self.cache.length else tokens", "ladder.py")
     sentence = ladder_checks.grade("together", student)
-    assert "takes 2.3950 passes on average; right is 2.2252" in sentence, sentence
-
-
-@pytest.mark.parametrize("cases, names, least", [(TEN, CHECKS, 6), (LADDER, STEPS, 8)])
-def test_there_are_many_wrong_answers_of_each(cases, names, least):
-    for name in names if cases else []:
-        assert len({case[1:3] for case in cases if case[0] == name}) >= least, name
+    assert "the right law, but takes" in sentence and "does the draft model read" in sentence
 
 
 # ---------------------------------------------------------------- in the programs
@@ -143,6 +137,21 @@ def test_an_answer_that_is_not_written_is_said_in_one_line(option, name, answer,
 
 # ---------------------------------------------------------------- what cannot be fooled
 
+def tosses(number):
+    """A program that draws so many coins."""
+    coin = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    return lambda choose: tuple(int(choose(coin)) for _ in range(number))
+
+
+def test_too_many_draws_or_outcomes_fail_with_a_reason():
+    """Three coins make eight outcomes: one too many for a bound of seven."""
+    assert len(law(tosses(3), 8)) == 8
+    with pytest.raises(Failure, match="more than 7 ways that the draws can fall"):
+        law(tosses(3), 7)
+    with pytest.raises(Failure, match="does its loop end"):
+        law(tosses(10 ** 9))
+
+
 def test_asserts_that_are_switched_off_let_nothing_pass():
     """PYTHONOPTIMIZE=1 takes assertions out: the grading does not rest on them."""
     source = ("from exercises.ladder_checks import grade\n"
@@ -150,24 +159,3 @@ def test_asserts_that_are_switched_off_let_nothing_pass():
     run = subprocess.run([sys.executable, "-O", "-c", source], cwd=ROOT, text=True,
                          capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert "it is not divided by its sum" in run.stdout, run.stderr
-
-
-def test_too_many_outcomes_fail_with_a_reason():
-    """Three coins make eight outcomes: one too many for a bound of seven."""
-    coin = torch.tensor([0.5, 0.5], dtype=torch.float64)
-
-    def three_coins(choose):
-        return tuple(int(choose(coin)) for _ in range(3))
-
-    assert len(law(three_coins, 8)) == 8
-    with pytest.raises(Failure, match="more than 7 ways that the draws can fall"):
-        law(three_coins, 7)
-
-
-def test_a_loop_that_draws_for_ever_fails_with_a_reason():
-    def endless(choose):
-        while True:
-            choose(torch.ones(1, dtype=torch.float64))
-
-    with pytest.raises(Failure, match="does its loop end"):
-        law(endless)

@@ -21,18 +21,12 @@ def test_the_recipe_of_the_readme_is_the_file_to_start_from():
     assert BLOCKS[1] in mine
 
 
-def test_every_file_that_the_readme_names_is_there():
+def test_every_file_and_module_that_the_readme_names_is_there():
     named = re.findall(r"\]\((\S+?)\)", README)
     named += re.findall(r"`([\w./]+(?:\.py|law\.html|\.md|\.svg|/))`", README)
+    named += [f"programs/{name}.py" for name in re.findall(r"python -m programs\.(\w+)", README)]
     missing = [name for name in named if not (ROOT / name).exists()]
     assert named and not missing, f"the README names {missing}"
-
-
-def test_every_module_that_the_readme_runs_is_there():
-    modules = re.findall(r"python -m ([\w.]+)", README)
-    files = [Path(*module.split(".")) for module in modules if "." in module]
-    missing = [str(file) for file in files if not (ROOT / file).with_suffix(".py").exists()]
-    assert files and not missing, f"the README runs {missing}"
 
 
 def test_the_readme_is_short():

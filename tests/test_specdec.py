@@ -1,7 +1,7 @@
-"""specdec.py: what its loops ask, refuse, wait for and leave alone.
+"""specdec.py: what its loops tell, refuse, wait for and leave alone.
 
-Models are real with random weights, or `Scripted` where a path has to be forced. That the text
-follows the target's law, and what the models read, is shown in law/.
+Models are real with random weights, or `Scripted` where a path has to be forced. That the loop is
+Algorithm 1, that its text follows the target's law, and what the models read, is shown in law/.
 """
 
 import contextlib
@@ -15,50 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exact import check_law, law
-from rigs import (DEVICE, EOS, Scripted, Spy, decode, forbidden, greedy, identity_rig, our_rules,
-                  random_gpt, saying, seeded, text)
+from rigs import (DEVICE, EOS, Spy, decode, forbidden, greedy, our_rules, random_gpt, saying,
+                  seeded)
 from sampling import warp
-from specdec import DraftModel, Round, algorithm_1, plain, speculative, uncached
+from specdec import DraftModel, plain, speculative, uncached
 from variants import prompt_lookup
 
-DRAFTERS = {"model": DraftModel, "lookup": lambda draft, warp: prompt_lookup(9, DEVICE)}
-both_drafters = pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.keys())
+both_drafters = pytest.mark.parametrize("make", [
+    DraftModel, lambda draft, warp: prompt_lookup(9, DEVICE)], ids=["model", "lookup"])
 
 
-# ---------------------------------------------------------------- the idea
-
-def test_algorithm_1_gives_accepted_drafts_and_one_token_more():
-    def certain(*script):
-        return lambda tokens: F.one_hot(torch.tensor(script[len(tokens) - 1]), 10).double()
-
-    p, tokens, choose = certain(1, 2, 3, 4), [0], functools.partial(torch.argmax, dim=-1)
-    assert algorithm_1(p, p, tokens, 3, choose) == [1, 2, 3, 4] and tokens == [0]
-    assert algorithm_1(p, certain(1, 7, 3, 4), tokens, 3, choose) == [1, 2]
-    assert algorithm_1(p, forbidden, tokens, 0, choose) == [1]
-
-
-# ---------------------------------------------------------------- what is asked, and what is told
-
-def test_a_drafter_is_asked_for_gamma_and_at_most_one_fewer_than_are_left():
-    asked, says_5 = [], DraftModel(saying(5), warp)
-
-    def propose(tokens, gamma, choose):
-        asked.append(gamma)
-        return says_5(tokens, gamma, choose)
-
-    rounds = decode(saying(5), propose, [5], 7, 4)
-    assert asked == [len(one.drafts) for one in rounds] == [4, 1]
-    assert decode(saying(5), forbidden, [5], 0, 4) == []
-    assert list(plain(saying(5), [5], 0, warp=warp, choose=forbidden)) == []
-
-
-def test_plain_decoding_reads_each_token_once():
-    seen = []
-    target = Spy(random_gpt(9), lambda held, ids: seen.append((held, len(ids))))
-    list(plain(target, [1, 2, 3], 5, warp=warp, choose=seeded()))
-    assert seen == [(0, 3), (3, 1), (4, 1), (5, 1), (6, 1)]
-
+# ---------------------------------------------------------------- what is told
 
 @our_rules
 def test_a_round_says_what_the_cache_held(verify):
@@ -73,7 +40,6 @@ def test_a_round_says_what_the_cache_held(verify):
 @our_rules
 @pytest.mark.parametrize("target, draft, gamma, writers", [
     ((0, 9, 9, 9, 9), (0, 9, 9, 9, 9), 4, ["draft"]),
-    ((7, 7, 7, 0, 9), (7, 7, 7, 0, 9), 4, ["draft"] * 4),
     ((7, 0, 9, 9, 9), (7, 0, 8, 8, 8), 4, ["draft"] * 2),
     ((7, 0, 9, 9, 9), (7, 9, 9, 9, 9), 4, ["draft", "correction"]),
     ((7, 0, 9, 9, 9), (7, 9, 9, 9, 9), 1, ["draft", "bonus"])])
@@ -84,60 +50,7 @@ def test_nothing_behind_an_end_of_text_counts(target, draft, gamma, writers, ver
     assert one.drafts == list(draft[:gamma]) and one.new == list(target[:len(writers)])
 
 
-@our_rules
-def test_a_draft_that_is_always_wrong_costs_speed_alone(verify):
-    rounds = decode(saying(6), DraftModel(saying(5), warp), [1], 8, 4, verify)
-    assert [(one.accepted, one.new, one.writers) for one in rounds[:-1]] == [
-        (0, [6], ["correction"])] * 7
-    assert Round([0, 1, 2, 0], 1, [0, 2], (), None, None).writers == ["draft", "correction"]
-
-
-def test_every_draft_of_the_target_itself_is_accepted_also_in_two_texts_in_turn():
-    """40 tokens with gamma 4 are 8 passes: no draft cache has a hole after a full acceptance, and
-    no text uses the cache of another."""
-    target, draft = identity_rig(vocab_size=9, n_layer=2, context=64)
-    texts = [speculative(target, DraftModel(draft, warp), prompt, 40, gamma=4, warp=warp,
-                         choose=seeded()) for prompt in ([3, 1, 4], [1, 5, 2, 6, 5])]
-    rounds = list(zip(*texts, strict=True))
-    assert len(rounds) == 8
-    assert all(one.accepted == len(one.drafts) == 4 for both in rounds for one in both)
-
-
-@our_rules
-@pytest.mark.parametrize("setting, right", [
-    (dict(top_k=2), [0.625, 0.375, 0]), (dict(top_p=0.7), [0.625, 0.375, 0]),
-    (dict(temperature=0), [1, 0, 0]), (dict(temperature=0.5), [25 / 38, 9 / 38, 4 / 38])], ids=str)
-def test_the_text_follows_the_target_that_was_warped_as_the_draft_was(setting, right, verify):
-    target, draft = Scripted([[0.5, 0.3, 0.2]]), Scripted([[0.4, 0.35, 0.25]])
-    shape = functools.partial(warp, **setting)
-    found = law(lambda choose: text(decode(target, DraftModel(draft, shape), [0], 2, 1, verify,
-                                           shape, choose))[0])
-    check_law(found, dict(enumerate(right)), "token {}")
-
-
-@our_rules
-def test_greedy_text_is_the_same_with_and_without_speculation(verify):
-    """Random weights put logits close together. In float64 a difference of shape or order never
-    decides."""
-    for seed in range(30):
-        target, draft = (random_gpt(9, 2, one, spread=0.3) for one in (seed, seed + 1000))
-        right = tuple(plain(target, [seed % 9], 15, warp=greedy, choose=seeded()))
-        for make in DRAFTERS.values():
-            found = decode(target, make(draft, greedy), [seed % 9], 15, 4, verify, greedy)
-            assert text(found) == right
-
-
 # ---------------------------------------------------------------- what is refused
-
-@pytest.mark.parametrize("make, context", [(DraftModel, 16), (DraftModel, 12), (DraftModel, 4),
-                                           (DRAFTERS["lookup"], 16)])
-def test_a_text_may_fill_the_context_to_the_last_token(make, context):
-    """17 positions are named and 16 are read: the last token of a text is never read."""
-    target, prompt = random_gpt(9, n_layer=2, context=16), [3, 1, 4, 1, 5, 2, 6, 5, 3, 5]
-    propose = make(random_gpt(9, n_layer=2, context=context), greedy)
-    right = tuple(plain(target, prompt, 7, warp=greedy, choose=seeded()))
-    assert text(decode(target, propose, prompt, 7, 4, warp=greedy)) == right
-
 
 @pytest.mark.parametrize("length, drafts", ((8, 4), (9, 4), (10, 3), (12, 1), (13, 0), (16, 0)))
 def test_a_draft_model_drafts_up_to_the_end_of_its_context(length, drafts):
@@ -220,9 +133,8 @@ WAITS = ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "tolis
 
 
 @pytest.mark.parametrize("reading", [
-    torch.Tensor.item, bool, range, "{}".format, torch.nonzero, lambda one: one.tolist(),
-    lambda one: one.view(1)[one.view(1) > 0], lambda one: one.expand(2)[one], lambda one: one.cpu(),
-    lambda one: torch.equal(one, one)])
+    torch.Tensor.item, bool, torch.nonzero, lambda one: one.tolist(), lambda one: one.cpu(),
+    lambda one: one.view(1)[one.view(1) > 0], lambda one: torch.equal(one, one)])
 def test_the_counter_of_reads_counts(reading, seen_of):
     with torch.inference_mode():
         _, seen = seen_of(lambda: reading(torch.tensor(1, device=DEVICE)))

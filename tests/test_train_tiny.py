@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import train_tiny
 from micro import DEVICE, MICRO, SOURCE, Micro, ended, is_one_clear_line, micro_pair, quiet_pair
 from model import GPT, Config
-from pair import CHECKPOINTS, load_pair, save_pair
+from pair import CHECKPOINTS, load_pair
 from programs import options
 from rigs import forbidden
 from train_tiny import (SHARES, Recipe, bits_per_byte, cross_entropy, draw_windows, fit, new_model,
@@ -167,26 +167,21 @@ def test_soft_labels_are_the_targets_own_distributions(float32, monkeypatch, cap
 # ---------------------------------------------------------------- what each stage reads
 
 def stages_of(seed, monkeypatch):
-    """(pair, {stage: what it was given, the batches that it drew, what it gave}) of a training."""
+    """(pair, {stage: (its model, its loss, 12 batches of windows as it draws them)}). No stage
+    trains anything."""
     stages = {}
 
-    def watched(label, real, model, draw, *rest):
-        one = stages[label] = SimpleNamespace(model=model, draw=draw, rest=rest, batches=[])
-        one.gave = real(model, lambda generator: one.batches.append(draw(generator))
-                        or one.batches[-1], *rest)
-        return one.gave
+    def stage(label, model, draw, loss_of, recipe, seed):
+        draws = generator(seed)
+        batches = [draw(draws) for _ in range(12)]
+        stages[label] = model, loss_of, [
+            tuple(map(tuple, windows.tolist())) for (windows,) in batches]
+        return batches
 
-    with monkeypatch.context() as watching:
-        watching.setattr(train_tiny, "fit", lambda label, *given: watched(
-            label, lambda *given: fit(label, *given), *given))
-        watching.setattr(train_tiny, "soft_labels", lambda *given: watched(
-            "soft labels", soft_labels, *given))
-        pair = quiet_pair(replace(MICRO, steps=12), [SOURCE], seed)
-    return pair, stages
-
-
-def windows_of(stage):
-    return {tuple(map(tuple, windows.tolist())) for windows, *_ in stage.batches}
+    monkeypatch.setattr(train_tiny, "fit", stage)
+    monkeypatch.setattr(train_tiny, "soft_labels", lambda target, draw, *rest: stage(
+        "soft labels", target, draw, None, *rest))
+    return quiet_pair(MICRO, [SOURCE], seed), stages
 
 
 def test_each_stage_reads_windows_of_its_own_and_the_draft_is_taught_by_the_target(monkeypatch):
@@ -194,18 +189,20 @@ def test_each_stage_reads_windows_of_its_own_and_the_draft_is_taught_by_the_targ
     The seed decides which."""
     (pair, stages), (_, others) = (stages_of(seed, monkeypatch) for seed in (0, 1))
     assert list(stages) == ["target", "draft", "soft labels", "distilling"]
-    assert [stage.model for stage in stages.values()] == [pair.target, pair.draft] * 2
-    assert [stages[name].rest[0] for name in ("target", "draft", "distilling")] == [
-        cross_entropy, cross_entropy, total_variation]
+    assert [stage[:2] for stage in stages.values()] == [
+        (pair.target, cross_entropy), (pair.draft, cross_entropy), (pair.target, None),
+        (pair.draft, total_variation)]
     data = encode(split_documents([SOURCE])[0], pair.encoding)
     pieces = {tuple(window) for window in data.unfold(0, MICRO.window + 1, 1).tolist()}
-    for name, stage in stages.items():
-        assert len(stage.batches) == 12 and all(map(pieces.issuperset, windows_of(stage))), name
-        assert windows_of(stage).isdisjoint(windows_of(others[name])), f"{name}: the seed is lost"
+    read, of_other_seed = ({name: {*batches} for name, (*_, batches) in one.items()}
+                           for one in (stages, others))
+    for name, batches in read.items():
+        assert all(map(pieces.issuperset, batches)), f"{name}: not from the text to train on"
+        assert batches.isdisjoint(of_other_seed[name]), f"{name}: the seed is lost"
     for one, other in itertools.combinations(("target", "draft", "soft labels"), 2):
-        assert windows_of(stages[one]).isdisjoint(windows_of(stages[other])), (one, other)
-    orders = [[next(i for i, label in enumerate(one["soft labels"].gave) if label is batch)
-               for batch in one["distilling"].batches] for one in (stages, others)]
+        assert read[one].isdisjoint(read[other]), (one, other)
+    orders = [[one["soft labels"][-1].index(batch) for batch in one["distilling"][-1]]
+              for one in (stages, others)]
     assert orders[0] != orders[1] and len({*orders[0]}) > 4  # of 12: chosen at random
 
 
@@ -299,14 +296,3 @@ def test_a_place_that_keeps_no_pair_is_seen_before_training(no_room, tmp_path, m
     code, _, err = ended(train_tiny, training(tmp_path if no_room else earlier), capsys)
     assert code == 2 and err.count("\n") == 1 and str(tmp_path) in err
     assert list(tmp_path.iterdir()) == [earlier] and earlier.read_bytes() == b"what was there"
-
-
-def test_two_trainings_into_one_directory_do_not_stop_each_other(tmp_path, monkeypatch):
-    """The trial of the one is deleted by the other, which made one of the same name."""
-    def with_another(*given):
-        path = save_pair(*given)
-        return path.unlink() or path if path.name == "trial.pt" else path
-
-    monkeypatch.setattr(train_tiny, "save_pair", with_another)
-    train_tiny.train_pair(replace(MICRO, steps=1), [SOURCE], torch.device("cpu"), tmp_path)
-    assert load_pair(tmp_path).minutes == MICRO.minutes

@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
+from itertools import product
 
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -50,16 +50,13 @@ def test_no_piece_is_longer_than_33_characters():
         assert max(map(len, re.findall(PIECES, f"\n{one * 100} {one * 100}"))) == most, one
 
 
-def test_a_long_line_is_learned_from_a_bounded_number_of_pieces(monkeypatch):
-    """200 kB without a space, almost each piece another one: the slowest text to learn from. The
-    commonest pieces are enough."""
-    letters = torch.randint(4, (200_000,), generator=torch.Generator().manual_seed(0))
-    line, learned = "".join("ACGT"[i] for i in letters.tolist()), []
+def test_a_long_text_is_learned_from_its_5000_commonest_pieces(monkeypatch):
+    """So it takes no longer. Here are 6562 words, of which the last comes twice."""
+    text, learned = " ".join(map("".join, product("abcdefghi", repeat=4))) + " zz zz", []
     monkeypatch.setattr(vocabulary, "learn_merges",
                         lambda pieces, size: learned.append(pieces) or learn_merges(pieces, size))
-    encoding = train_tokenizer([line], 260)
-    assert len(set(re.findall(PIECES, line))) > 6000 and len(learned[0]) == 5000
-    assert encoding.n_vocab == 260 and encoding.decode(encoding.encode_ordinary(line)) == line
+    encoding = train_tokenizer([text], 260)
+    assert len(learned[0]) == 5000 and " zz" in learned[0] and encoding.n_vocab == 260
 
 
 @pytest.mark.parametrize("documents, size, n_vocab", [
