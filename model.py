@@ -75,7 +75,7 @@ class Block(nn.Module):
             keys, values = cache.append(self.layer, keys, values)
         y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)  # (B, nh, T, hs)
         x = x + self.attn_out(y.transpose(1, 2).flatten(2))  # (B, T, C)
-        # Squared ReLU (So et al. 2021): 1.72 bits/byte after 2.5 minutes, where GELU has 1.75.
+        # Squared ReLU (So et al. 2021): .03 bits/byte less than with GELU after 2.5 minutes.
         return x + self.mlp_out(F.relu(self.mlp_in(self.norm_2(x))).square())
 
 

@@ -73,7 +73,8 @@ def seeded(device, seed):
 
     def choose(probs):
         # What torch.multinomial does, without its wait for the device at each draw: a race of
-        # exponential clocks. Clock i rings at time E_i / p_i, first with probability p_i / Σp.
+        # exponential clocks. Clock i rings at time E_i / p_i, and is the first, the one with the
+        # largest p_i / E_i, with probability p_i / Σp.
         clocks = torch.empty_like(probs).exponential_(generator=generator)
         return (probs / clocks).argmax(-1)
 

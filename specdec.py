@@ -155,7 +155,7 @@ def speculative(target, propose, tokens, max_new, *, gamma, warp, choose, verify
         (n,), (token,), drafts, p_is_law, q_is_law = to_host(n, token, drafted, *sums_to_1)
         if not all(q_is_law):
             raise ValueError("the drafter's q is no distribution: its rows must sum to 1")
-        if not p_is_law[n]:
+        if not p_is_law[n]:  # others may be NaN: a draft that p forbids is rejected before them
             raise ValueError("the target's logits are NaN")
 
         # 5. Commit, up to an end of text.

@@ -15,7 +15,8 @@ import torch
 from exact import marginal
 from exercises import stand_ins
 from exercises.grading import (DEVICE, Reader, case, check_drafts, check_law, close, graded,
-                               is_tensor, kind, law, numbers, parts, require, same, same_law, table)
+                               is_tensor, kind, law, numbers, parts, random_table, require, same,
+                               same_law, table)
 from sampling import residual, verify_token, warp
 from specdec import DraftModel, Round, algorithm_1
 
@@ -41,12 +42,12 @@ def check_residual(answer):
     for words, p, q in [
             ("one row", P[0], Q[0]), ("a one-hot q", P[0], table(0, 1, 0)),
             ("a p that equals q, so that nothing is left", P[0], P[0]), ("two rows", P[:2], Q),
-            ("a p that is close to q", P[0], P[0] + table(-0.5, 0.5, 0) / 1e5),
+            ("a p that is close to q", P[0], P[0] + table(-0.5, 0.5, 0) / 1e9),
             ("two rows, of which one has p = q", P[:2], torch.stack([P[0], Q[1]]))]:
         with case(f"for {words}"):
             given = p.clone(), q.clone()
             came, left = answer(*given), (p - q).clamp(min=0)
-            require(close(given[0], p) and close(given[1], q), "it writes into p or q")
+            require(torch.equal(given[0], p) and torch.equal(given[1], q), "it writes into p or q")
             is_tensor("what it leaves", came, tuple(p.shape), torch.float64)
             for row, right, *of in zip(*(x.view(-1, 3) for x in (
                     came, residual(p, q), p, q, left, left / left.sum()))):
@@ -69,6 +70,9 @@ def check_verify_token(answer):
     for words, p, q, run in [
             ("no drafts at all", P[:1], Q[:0], ()), ("a draft that p forbids", table(
                 [0.5, 0, 0.5], *P[1:].tolist()), Q, (1, 0)),
+            ("chances that are no round numbers", random_table(3, 3).softmax(-1),
+             random_table(2, 3, seed=1).softmax(-1), (1, 0)),
+            ("a draft that p hardly likes", table([0.9999, 0.0001, 0], *P[1:].tolist()), Q, (1, 0)),
             ("copied drafts, and so a one-hot q", P, table([0, 1, 0], [1, 0, 0]), (1, 0))]:
         with case(f"with {words}"):
             check_rule(answer, p, q, [run])
@@ -98,7 +102,7 @@ def run_rule(answer, p, q, drafted, choose):
     result = parts(answer(*given, choose), "n", "token")
     for name, value in zip(("n", "token"), result):
         is_tensor(name, value, (), torch.long)
-    require(close(given[0], p) and close(given[1], q), "it writes into p or q")
+    require(torch.equal(given[0], p) and torch.equal(given[1], q), "it writes into p or q")
     return tuple(map(int, result))
 
 
@@ -190,6 +194,8 @@ def check_commit(answer):
             ("no drafts", [], 0, 6, None),
             ("an end of text, 9, that is the token", drafts, 1, 9, 9),
             ("an end of text, 0, that is an accepted draft", drafts, 3, 6, 0),
+            ("an end of text, 7, that is the first draft", drafts, 3, 6, 7),
+            ("two ends of text, 0, that are accepted", [7, 0, 4, 0], 4, 6, 0),
             ("an end of text, 4, that is a rejected draft", drafts, 1, 6, 4)]:
         with case(words):
             check_committed(answer, [5, 3, 8], drafts, n, token, eos)
@@ -295,6 +301,10 @@ def check_speculative(loop, make=DraftModel, rule=verify_token, new=4):
                 tokens, min(gamma, most), choose), rule, 7, 3, likeliest, None)
             require(len(rounds) == passes, f"7 tokens took {len(rounds)} passes; right is {passes}:"
                     " does the draft model read the text as it is, and its logits go through warp?")
+    with case("a rule by which no draft stands, and whose own token may be what the draft was"):
+        rounds = write(loop, target, make(draft, cool), lambda p, q, drafted, choose: (
+            torch.tensor(0, device=DEVICE), choose(p[0])), 4, 2, likeliest, None)
+        same("`accepted` of the Rounds", [accepted for accepted, _ in rounds], [0] * 4)
     with case("max_new 0"):
         require(write(loop, target, make(draft, cool), rule, 0, 3, likeliest, None) == (),
                 "a round came; right is none")
@@ -336,7 +346,7 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
         return propose(tokens, asked, choose)
 
     def judge(p, q, drafted, choose):
-        judged.append(drafted)
+        judged.append((p, q))
         drafts, held = drafted.tolist(), len(text) - 1 if rounds else 0
         with case(f"round {len(rounds) + 1}, after the text {text} with the drafts {drafts}"):
             check_passes("the target", target.passes, [(text[:held], text[held:] + drafts)])
@@ -353,6 +363,8 @@ def write(loop, target, propose, rule, new, gamma, choose, eos):
                 f"the Round are {one.accepted} and {one.new}; right are numbers, no tensors")
         with case(f"round {len(rounds) + 1}, after the text {text} with the drafts {one.drafts}"):
             held, read = len(text) - 1 if rounds else 0, len(text + one.drafts)
+            require(torch.equal(one.p, judged[-1][0]) and torch.equal(one.q, judged[-1][1]),
+                    "`p` and `q` of the Round are not those that verify was given")
             text += one.new
             same("`cache` of the Round", tuple(one.cache), (held, read, len(text) - 1), {
                 str((held, held, len(text) - 1)): "was the cache given to the target?"})

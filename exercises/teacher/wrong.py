@@ -73,6 +73,10 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
          "    before, had, wanted = None, 0, 1\n    def adapting(tokens, gamma, choose):\n"
          "        global", "two texts at once"),
         ("had + 1 if all_stood", "wanted + 1 if all_stood", "of the 1 drafts before 1 stood"),
+        ("        before, had = len(tokens), len(drafted)\n", "        if len(drafted):\n"
+         "            before, had = len(tokens), len(drafted)\n", "of the 0 drafts before 0 stood"),
+        ("        before, had = ", "        if len(q) > 1 and q[-1, drafted[-1]] < 0.5:\n"
+         "            drafted, q = drafted[:-1], q[:-1]\n        before, had = ", "biases the law"),
         ("max(1, had - 1)", "max(0, had - 1)", "of the 1 drafts before 0 stood"),
         ("== had + 1  #", "== had  #", "round 2 of a text"),
         ("max(1, had - 1)", "1", "of the 3 drafts before 1 stood"),
@@ -85,7 +89,7 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("        before, had = len(tokens), len(drafted)",
          "        keep = (q.gather(-1, drafted[:, None])[:, 0] > 0.5).cumprod(0).sum()\n"
          "        drafted, q = drafted[:keep], q[:keep]\n"
-         "        before, had = len(tokens), len(drafted)", LAW),
+         "        before, had = len(tokens), len(drafted)", "biases the law"),
     ],
     "ngram": [
         (PROPOSE + "        " + COUNTS, "    " + COUNTS + PROPOSE, "the row of q is"),
@@ -187,6 +191,7 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("return (contexts @ W).softmax(-1)", "return q", TRAINED),  # of the W before the last step
     ],
     "speculative_batch": [
+        ("warp(target(ids))", "target(ids).softmax(-1)", "two texts in a batch"),
         ("min(gamma, left - 1)", "gamma", "3 drafts were asked for"),
         ("whole[i] += drafted[:n].tolist() + [token.item()]",
          "drafts[open_texts.index(i)] = drafted[:n].tolist() + [token.item()]\n"
