@@ -3,7 +3,7 @@
     python specdec.py --use examples/mine.py --verify mine --drafter mine
     python -m programs.trace --use examples/mine.py --drafter mine
     python -m programs.bench --use examples/mine.py --drafter mine --gamma 4
-    python -m pytest tests/law -p examples.mine          is it still lossless?
+    python -m pytest tests/law -p examples.mine -k mine          is it still lossless?
 """
 
 import torch

@@ -164,7 +164,8 @@ def early_exit(target, n_layer, windows):
 
     Seam: the model that DraftModel in specdec.py decodes with. Return a GPT whose embed, norm and
     first n_layer blocks ARE the target's, not copies, and whose unembed is its own. Its config
-    names n_layer layers, since a cache is made by that.
+    names n_layer layers, since a cache is made by that. Its buffer is in the target's format, which
+    in the check is float64: GPT(config).to(target.embed.weight).
     Write: start the head as a copy of the target's, and train it to say what the target says: 100
     steps of Adam with learning rate 0.01, each on all windows (B, T+1), as draw_windows in
     train_tiny.py cuts them and total_variation there reads them. In the check 1 - alpha falls to
