@@ -28,6 +28,12 @@ def tensor(values, dtype=torch.float64):
 
 # ---------------------------------------------------------------- warp by the book
 
+def test_top_p_is_of_what_top_k_left_and_of_equal_tokens_the_first_ones_stay():
+    p = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    assert warp(p.log(), top_k=2, top_p=0.5).tolist() == [1, 0, 0, 0]
+    assert warp(torch.zeros(600), top_k=3).nonzero().flatten().tolist() == [0, 1, 2]
+
+
 def reference_warp(z, temperature, top_k, top_p):
     """(probabilities, cumulative sums in rank order), by the book."""
     z = np.array(z)

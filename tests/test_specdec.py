@@ -81,7 +81,8 @@ def test_a_cache_that_was_not_rolled_back_is_said_to_be_so():
 @pytest.mark.parametrize("drafts, q, said", [
     (5, [[0.1] * 10] * 5, r"asked for 3 drafts, the drafter gave 5 with q of shape \(5, 10\)"),
     (3, [[0.1] * 10] * 2, r"gave 3 with q of shape \(2, 10\); p has the shape \(4, 10\)"),
-    (1, [[0.0] * 10], "drafter's q is no distribution: its rows must sum to 1")])
+    (1, [[0.0] * 10], "drafter's q is no distribution: its rows must sum to 1"),
+    (1, [[0.099] * 10], "its rows must sum to 1"), (1, [[0.101] * 10], "its rows must sum to 1")])
 def test_the_fault_of_a_drafter_is_named(drafts, q, said):
     def propose(tokens, gamma, choose):
         return torch.ones(drafts, dtype=torch.long, device=DEVICE), torch.tensor(q, device=DEVICE)
@@ -90,7 +91,23 @@ def test_the_fault_of_a_drafter_is_named(drafts, q, said):
         decode(saying(1), propose, [1], 9, 3)
 
 
+def test_at_the_end_of_a_text_more_drafts_than_fit_are_refused():
+    def propose(tokens, gamma, choose):
+        return torch.ones(3, dtype=torch.long, device=DEVICE), torch.full((3, 10), 0.1).to(DEVICE)
+
+    with pytest.raises(ValueError, match="asked for 1 drafts, the drafter gave 3"):
+        decode(saying(1), propose, [1], 2, 3)
+
+
 # ---------------------------------------------------------------- what waits, and what it costs
+
+def test_no_pass_of_either_loop_is_recorded_for_gradients():
+    modes = []
+    target = Spy(random_gpt(), lambda held, ids: modes.append(torch.is_inference_mode_enabled()))
+    list(plain(target, [1], 3, warp=warp, choose=seeded()))
+    decode(target, DraftModel(random_gpt(), warp), [1], 3, 2)
+    assert len(modes) >= 4 and all(modes)
+
 
 class Operations(TorchDispatchMode):
     """What a device is given to do: all but views, and memory that is asked for."""

@@ -278,6 +278,7 @@ def test_a_pair_is_made_as_asked_for_and_kept(tmp_path, monkeypatch, capsys):
     asked = ["--target", "3x64", "--draft", "2x96"]
     code, out, err = ended(train_tiny, training(tmp_path / "mine", *asked), capsys)
     pair = load_pair(tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["pair.pt"], "a trial is left"
     assert (code, err, pair.minutes) == (0, "", MICRO.minutes)
     assert pair.target.config == Config(300, n_layer=3, n_head=2, n_embd=64)
     assert pair.draft.config == Config(300, n_layer=2, n_head=3, n_embd=96)

@@ -323,7 +323,7 @@ def test_behind_a_forbidden_draft_nothing_is_an_error(setting, verify):
 
 @rules
 @some_warps
-@pytest.mark.parametrize("after", (0, 3))
+@pytest.mark.parametrize("after", (0, 1, 3))
 @pytest.mark.parametrize("side", ("target", "draft"))
 def test_nan_where_a_token_is_drawn_from_is_an_error_never_a_token(side, after, setting, verify):
     good, bad = [[0.6, 0.3, 0.1]], [[0.6, 0.3, 0.1]] * after + [[0.6, math.nan, 0.1]]
