@@ -116,6 +116,8 @@ WRONG = {  # step: [(old lines, new lines, words of the failure)]
         ("q, row[None]", "q, torch.eye(vocab_size, dtype=row.dtype)[x][None]",
          "not one-hot"),
         ("min(gamma, room)", "gamma", "do not fit the context"),
+        ("return drafted, q", "return drafted, q if len(q) else torch.empty(0, max(tokens) + 1)",
+         "q is a tensor of shape"),
         ("context + 1 - len", "context - len", "right is a tensor of shape (2,)"),
         ("return drafted, q", "return drafted.tolist(), q",
          "(list); right is a tensor of shape (2,)"),
