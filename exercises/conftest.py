@@ -10,9 +10,11 @@ def pytest_terminal_summary(terminalreporter):
     words = {"passed": "stands", "skipped": "not written yet", "failed": "DOES NOT STAND"}
     steps = {one.nodeid.partition("[")[2][:-1]: words[outcome] for outcome in words
              for one in terminalreporter.stats.get(outcome, []) if "test_ladder" in one.nodeid}
-    written = sum(words != "not written yet" for words in steps.values()) - 1
+    written = sum(says != words["skipped"] for step, says in steps.items()
+                  if "together" not in step)
     if steps and all("exercises" in name for name in terminalreporter.config.args):
         terminalreporter.section("the ladder")
-        for step, words in sorted(steps.items()):
-            together = f", with {written} of the steps yours" if "together" in step else ""
-            terminalreporter.write_line(f"{step:<16} {words}{together * (words == 'stands')}")
+        for step, says in sorted(steps.items()):
+            if "together" in step and says == words["passed"]:
+                says += f", with {written} of the steps yours"
+            terminalreporter.write_line(f"{step:<16} {says}")

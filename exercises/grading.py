@@ -284,10 +284,6 @@ class Reader:
         """Logits of the token after a text, (V,)."""
         return random_row(self.config.vocab_size, zlib.crc32(repr((self.seed, text)).encode()))
 
-    def law_after(self, text):
-        """The distribution of the token after a text, (V,)."""
-        return self.after(text).softmax(-1)
-
 
 def table(*rows):
     return torch.tensor(rows, dtype=torch.float64, device=DEVICE)
