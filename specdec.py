@@ -89,8 +89,7 @@ def plain(target, tokens, max_new, *, warp, choose, eos=None):
 def uncached(tokens, cache, device):
     """The ids of a text that a cache does not hold, (1, T): what the model reads next."""
     if cache.length >= len(tokens):
-        raise ValueError(f"the cache holds {cache.length} tokens of a text of {len(tokens)}, and "
-                         "the last one is still to be read: was the cache rolled back?")
+        raise ValueError("the cache holds the last token of the text: was it rolled back?")
     return torch.tensor([tokens[cache.length:]], device=device)
 
 

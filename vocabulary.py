@@ -24,8 +24,7 @@ def train_tokenizer(documents, vocab_size):
     """The vocabulary of a text: so many tokens at most, the end of text as the last."""
     pieces = Counter(piece for text in documents for piece in re.findall(PIECES, text))
     commonest = dict(pieces.most_common(5000))  # enough, and a long text takes no longer
-    tokens, _ = learn_merges(commonest, vocab_size)
-    return make_encoding(tokens)
+    return make_encoding(learn_merges(commonest, vocab_size)[0])
 
 
 def learn_merges(pieces, vocab_size):

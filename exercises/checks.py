@@ -48,12 +48,12 @@ def check_text(drafter, new=3):
 
 def check_verify_match(answer):
     """The rule is that of the exercise, not just any that is lossless; with no drafts, too."""
-    p, q = torch.stack([P, Q, P.roll(1)]), torch.stack([Q, P])
-    for k in (2, 0):
-        for drafted in itertools.product(range(3), repeat=k):
-            came = law(lambda choose: run_rule(answer, p[:k + 1], q[:k], drafted, choose))
-            right = law(lambda choose: matches(choose(p[:k + 1]).tolist(), drafted))
-            check_law(came, right, f"of the drafts {drafted} the (n, token)")
+    p, q = torch.stack([P, Q, P.roll(1), P, Q]), torch.stack([Q, P, P, Q])
+    for drafted in [*itertools.product(range(3), repeat=2), (), (1, 0, 2, 1)]:
+        k = len(drafted)
+        came = law(lambda choose: run_rule(answer, p[:k + 1], q[:k], drafted, choose))
+        right = law(lambda choose: matches(choose(p[:k + 1]).tolist(), drafted))
+        check_law(came, right, f"of the drafts {drafted} the (n, token)")
 
 
 def matches(own, drafted):
@@ -184,7 +184,7 @@ def check_ngram(answer):
     """q is of the counts of the text so far, as that grows, and the drafts are drawn from it."""
     whole, propose = [2, 0, 1, 0, 0, 1, 1], answer(3, DEVICE, 0.5)
     for text in (whole[:1], whole[:2], whole[:4], whole):
-        def run(choose, gamma=3):
+        def run(choose, gamma=4):
             given = list(text)
             drafted, q = parts(propose(given, gamma, choose), "drafted", "q")
             same("the caller's list of tokens", given, text)
@@ -312,8 +312,8 @@ def check_head(draft, target, windows):
     p = target(windows[:, :-1]).softmax(-1)  # (B, T, V)
     came = total_variation(draft, windows, p).item()
     draft.unembed = target.unembed
-    require(abs(came - 0.063) < 1e-3, f"with its own head 1 - alpha is {came:.4f} on the windows; "
-            f"right is .063, and {total_variation(draft, windows, p):.3f} it is with the target's. "
+    require(abs(came - 0.0718) < 1e-3, f"with its own head 1 - alpha is {came:.4f} on the windows; "
+            f"right is .072, and {total_variation(draft, windows, p):.3f} it is with the target's. "
             "Was the head trained from a copy of that, for 100 steps of learning rate 0.01, to say "
             "what the target says at the same place of the text?")
 
@@ -355,16 +355,18 @@ def check_speculative_batch(answer):
     proposes = [[DraftModel(Reader(seed, context=32), greedy) for seed in (1, 2, 4)]
                 for _ in range(2)]
     rest = [[0, 1], [0, 0, 1, 1], [1]], 9, 3, greedy, lambda probs: probs.argmax(-1)
-    *texts, passes = batch(answer, target, proposes[0], *rest)
-    *right, right_passes = one_by_one(target, proposes[1], *rest)
+    *texts, passes, rows = batch(answer, target, proposes[0], *rest)
+    *right, right_passes, right_rows = one_by_one(target, proposes[1], *rest)
     same("at temperature 0 the new tokens of three texts", texts, right)
     require(passes == right_passes, f"three texts of 9 new tokens took {passes} passes of the "
             f"target; right is {right_passes}, one a round for all, each text keeping all that it "
             "accepted")
+    require(rows == right_rows, f"these passes read {rows} rows of ids in all; right is "
+            f"{right_rows}: a text that is complete takes no part any more")
     two = [[0, 1], [1]], 3, 2, functools.partial(warp, temperature=1.5)
     check_law(law(lambda choose: batch(answer, TARGET, two_drafters(), *two, choose)),
               law(lambda choose: one_by_one(TARGET, two_drafters(), *two, choose)),
-              "two texts in a batch: the (first, second, passes of the target)")
+              "two texts in a batch: the (first, second, passes of the target, rows of ids read)")
 
 
 def two_drafters():
@@ -372,7 +374,7 @@ def two_drafters():
 
 
 def batch(answer, target, proposes, texts, new, gamma, warp, choose):
-    """What the answer writes, and how many passes it needs."""
+    """What the answer writes, how many passes it needs, and how many rows of ids these read."""
     proposes = [watched(propose, text, new) for propose, text in zip(proposes, texts)]
     given = [list(text) for text in texts]
     target.passes.clear()
@@ -380,7 +382,8 @@ def batch(answer, target, proposes, texts, new, gamma, warp, choose):
     require(given == texts, "the texts that were given have been changed")
     require(isinstance(written, list) and len(written) == len(texts),
             f"it returns {kind(written)}; right is a list of new ids for each text")
-    return (*(tuple(map(int, text)) for text in written), len(target.passes))
+    return (*(tuple(map(int, text)) for text in written), len(target.passes),
+            sum(len(rows) for _, *rows in target.passes))
 
 
 def one_by_one(target, proposes, texts, new, gamma, warp, choose):
@@ -388,7 +391,7 @@ def one_by_one(target, proposes, texts, new, gamma, warp, choose):
     rounds = [list(speculative(target, propose, text, new, gamma=gamma, warp=warp, choose=choose))
               for propose, text in zip(proposes, texts)]
     written = [tuple(token for one in of_text for token in one.new) for of_text in rounds]
-    return (*written, max(map(len, rounds)))
+    return (*written, max(map(len, rounds)), sum(map(len, rounds)))
 
 
 CHECKS = {

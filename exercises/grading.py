@@ -46,7 +46,8 @@ def same_law(name, came, right, mistakes=None):
     if not close(came, right):
         causes = [words for words, gives in (mistakes or {}).items() if close(came, gives)]
         if numbers(came) == numbers(right):
-            causes = ["they differ by less than is shown (is something added to a sum?)"]
+            causes = ["they differ by less than is shown (was a part computed in float32, or is "
+                      "something added to a sum?)"]
         raise Failure(f"{name} {numbers(came)}; right is {numbers(right)}"
                       + "".join(f": {words}" for words in causes[:1]))
 
@@ -255,7 +256,8 @@ def watched(propose, text, new):
 
 class Reader:
     """A model whose logits are random numbers, fixed by the whole text that it has read. `passes`
-    are the passes so far: (ids that the cache held, ids that were read)."""
+    are the passes so far: (ids that the cache held, ids that were read), without a cache those of
+    each text."""
 
     def __init__(self, seed, vocab_size=2, context=16):
         self.config, self.device = Config(vocab_size, context=context), DEVICE
@@ -276,7 +278,7 @@ class Reader:
         if end > self.config.context:
             raise ValueError(f"{end} tokens do not fit the context of {self.config.context}")
         cache.ids[cache.length:end], cache.length = ids[0].tolist(), end
-        self.passes.append((held, ids[0].tolist()))
+        self.passes.append((held, *ids.tolist()))
         return torch.stack([torch.stack([self.after(held + read[:i + 1]) for i in range(len(read))])
                             for read in ids.tolist()])
 

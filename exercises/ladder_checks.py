@@ -21,7 +21,7 @@ from sampling import residual, verify_token, warp
 from specdec import DraftModel, Round, algorithm_1
 
 P = table([0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.25, 0.35, 0.4])
-Q = table([0.25, 0.6, 0.15], [0.4, 0.35, 0.25])
+Q = table([0.25, 0.6, 0.15], [0.48, 0.28, 0.24])
 PROMPT = [0, 1]
 # The warp of the target and of the draft model. With these neither is a softmax, and the two models
 # are similar where their logits are the same.
@@ -70,9 +70,9 @@ def check_verify_token(answer):
     for words, p, q, run in [
             ("no drafts at all", P[:1], Q[:0], ()), ("a draft that p forbids", table(
                 [0.5, 0, 0.5], *P[1:].tolist()), Q, (1, 0)),
-            ("chances that are no round numbers", random_table(3, 3).softmax(-1),
-             random_table(2, 3, seed=1).softmax(-1), (1, 0)),
             ("a draft that p hardly likes", table([0.9999, 0.0001, 0], *P[1:].tolist()), Q, (1, 0)),
+            ("more drafts than there are tokens", random_table(5, 3).softmax(-1),
+             random_table(4, 3, seed=1).softmax(-1), (1, 0, 2, 0)),
             ("copied drafts, and so a one-hot q", P, table([0, 1, 0], [1, 0, 0]), (1, 0))]:
         with case(f"with {words}"):
             check_rule(answer, p, q, [run])
@@ -144,6 +144,7 @@ def mistaken_correction(p, q, n):
         "the correction comes from p, and not from the residual": p[n],
         "the correction comes from q": q[n],
         "the correction comes from q - p": residual(q[n], p[n]),
+        "the residual takes row n-1 of q": residual(p[n], q[n - 1]),
         "it is the likeliest token, not a draw": one_hot(residual(p[n], q[n])),
         "the correction is drawn from the last row of p, as if it were the bonus": p[-1],
         "the residual is that of row 0": residual(p[0], q[0]),
@@ -227,7 +228,8 @@ def check_draft_model(answer):
     model, text = Reader(2, 3), [0, 1]
     check_drafts(lambda choose: draft(answer(model, hot), text, 2, choose, 2),
                  lambda drafts: hot(model.after(text + drafts)))
-    for gamma, context, length, right in [(0, 16, 3, 0), (4, 5, 4, 2), (4, 5, 6, 0), (1, 5, 5, 1)]:
+    for gamma, context, length, right in [
+            (0, 16, 3, 0), (4, 16, 3, 4), (4, 5, 4, 2), (4, 5, 6, 0), (1, 5, 5, 1)]:
         with case(f"gamma {gamma}, a text of {length} tokens, a context of {context}"):
             model = Reader(2, 3, context)
             draft(answer(model, warp), [0, 1, 0, 0, 1, 0][:length], gamma, likeliest, right)
@@ -244,7 +246,7 @@ def draft(drafter, text, gamma, choose, right):
 
 
 def check_reading(answer):
-    """What the model reads in four calls, from the text as it grows."""
+    """What the model reads in six calls, from the text as it grows."""
     model = Reader(2, 3)
     drafter, text, held, drafts = answer(model, warp), [2, 0, 1], 0, []
     for when, stands in [("in its first call", 0), ("after two accepted drafts", 2),
@@ -257,6 +259,13 @@ def check_reading(answer):
             drafts = draft(drafter, text, 2, likeliest, 2)[0].tolist()
             check_passes("the draft model", model.passes,
                          [(text[:held], text[held:]), (text, drafts[:1])])
+    held, text = len(text), text + [(drafts[0] + 1) % 3]
+    for when, gamma in [("in a call for no drafts", 0), ("in the next call after it", 1)]:
+        with case(f"{when}, the text being {text}"):
+            model.passes.clear()
+            draft(drafter, text, gamma, likeliest, gamma)
+            check_passes("the draft model", model.passes, [(text[:held], text[held:])] * gamma)
+        text = text + [1]
 
 
 def check_passes(who, came, right):

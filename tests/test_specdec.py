@@ -74,7 +74,7 @@ def test_a_cache_that_was_not_rolled_back_is_said_to_be_so():
     cache = random_gpt().new_cache()
     assert uncached([1, 2, 3], cache, DEVICE).tolist() == [[1, 2, 3]]
     cache.length = 7
-    with pytest.raises(ValueError, match="the cache holds 7 tokens of a text of 5.*rolled back"):
+    with pytest.raises(ValueError, match="holds the last token.*rolled back"):
         uncached([1] * 5, cache, DEVICE)
 
 
@@ -173,14 +173,14 @@ def test_a_round_reads_from_the_device_once(setting, make, verify, seen_of):
         assert [one for one in seen if one in WAITS] == (["cpu"] + ["tolist"] * parts) * len(done)
 
 
-def test_a_draft_step_has_at_most_21_operations(seen_of):
+def test_a_draft_step_has_at_most_23_operations(seen_of):
     """One layer, its softmax and its draw: where a device takes about as long for a small operation
     as for none, their number is the time."""
     def operations(gamma):
         propose, choose = DraftModel(random_gpt(9, dtype=torch.float32), warp), seeded()
         return len(seen_of(lambda: propose([1, 2, 3], gamma, choose))[1])
 
-    assert operations(4) - operations(3) == operations(3) - operations(2) <= 21
+    assert operations(4) - operations(3) == operations(3) - operations(2) <= 23
 
 
 # ---------------------------------------------------------------- what stays as it was

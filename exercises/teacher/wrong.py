@@ -29,6 +29,7 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("return n, own[n]", "return own[n]", "right is (n, token)"),
         ("choose(p)", "torch.multinomial(p, 1)[:, 0]", "draw with choose"),
         ("return n, own[n]", "return n, own[int(n[None][:len(drafted)])]", "it crashes"),
+        ("return n, own[n]", "return n.clamp(max=3), own[n]", PROBABILITY),
     ],
     "one_sided_top_p": [
         ("(p / q).clamp", "(p / drawn).clamp", "the first token"),
@@ -201,6 +202,8 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
          "one a round for all"),
         ("ids + [0] * (width - len(ids)) for", "[0] * (width - len(ids)) + ids for",
          "new tokens of three texts"),
+        ("p = warp(target(ids))", "again = [*range(len(ids)), *[0] * (len(texts) - len(ids))]\n"
+         "        p = warp(target(ids[again]))[:len(ids)]", "takes no part any more"),
         ("ids + [0] *", "ids + [-1] *", "not all of which are ids of the vocabulary"),
         ("p_of_text[len(whole[i]) - 1:len(ids)]", "p_of_text[-len(drafted) - 1:]",
          "new tokens of three texts"),
