@@ -89,7 +89,7 @@ def plain(target, tokens, max_new, *, warp, choose, eos=None):
 def uncached(tokens, cache, device):
     """The ids of a text that a cache does not hold, (1, T): what the model reads next."""
     if cache.length >= len(tokens):
-        raise ValueError("the cache holds the last token of the text: was it rolled back?")
+        raise ValueError(f"{cache.length} of {len(tokens)} tokens are cached: was it rolled back?")
     return torch.tensor([tokens[cache.length:]], device=device)
 
 

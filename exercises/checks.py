@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from exact import distance
 from exercises.grading import (DEVICE, Failure, Reader, case, check_drafts, check_law, is_tensor,
-                               kind, law, numbers, parts, random_table, require, same, same_law,
-                               table, watched)
+                               kind, law, numbers, on_copies, parts, random_table, require, same,
+                               same_law, table, watched)
 from exercises.ladder_checks import run_rule
 from programs.bench import expected_speedup, expected_tokens
 from rigs import autoregressive_law, greedy, random_gpt
@@ -66,7 +66,8 @@ def matches(own, drafted):
 def check_one_sided_top_p(answer):
     """All that it returns is what the real rule does to a draft from the filtered q."""
     tables = (random_table(8, 5, seed=seed).softmax(-1) for seed in (1, 2))
-    for (p, q), top_p in itertools.product([(P, Q), *zip(*tables)], (0.3, 0.6, 1.0)):
+    for (p, q), top_p in itertools.product([(P, Q), (P, P), *zip(*tables)],
+                                           (0.3, 0.6, 1.0)):
         def first_token(choose):
             drafted = choose(warp(q.log()[None], top_p=top_p))
             n, token = verify_token(torch.stack([p, p]), q[None], drafted, choose)
@@ -77,6 +78,7 @@ def check_one_sided_top_p(answer):
         with case(f"p = {numbers(p)}, q = {numbers(q)}, top_p = {top_p}"):
             came, variation, gainers = parts(answer(p, q, top_p), "law", "distance", "gainers")
             same_law("the law of the first token is", came, [right[x] for x in range(len(p))])
+            require(isinstance(variation, float), f"the distance is {kind(variation)}, no float")
             same_law("the total variation distance is", [variation], [sum(map(abs, gain)) / 2])
             same("the set of those that gain", set(gainers), {x for x in right if gain[x] > 1e-9})
 
@@ -87,7 +89,8 @@ FITS = [  # alphas of the rows, c, v, and the gamma that suits
     ((0.8, 0.78, 0.74, 0.7), 0.1, 1.2, 5), ((0.7, 0.6, 0.62, 0.55), 0.15, 1.1, 3),
     ((0.95, 0.96, 0.97, 0.98), 0.01, 1.3, 20), ((0.3, 0.35, 0.25, 0.3), 0.4, 1.2, 0),
     ([0.8] * 4, 0.1, 2.0, 10), ([0.6] * 4, 0.2, 0.8, 2), ([0.8] * 4, -0.02, 1.5, 20),
-    ([0.3] * 4, 0.3, 0.8, 1), ([0.3] * 4, 0.05, 1.5, 0), ([0.3] * 4, -0.05, 1.6, 20)]
+    ([0.3] * 4, 0.3, 0.8, 1), ([0.3] * 4, 0.05, 1.5, 0), ([0.3] * 4, -0.05, 1.6, 20),
+    ([1.0] * 4, 0.1, 1.2, 20)]
 
 
 def check_fit(answer):
@@ -161,8 +164,10 @@ def adaptive_rounds(answer, rounds):
     propose = answer(inside)
     for number, (gamma, wanted, gives, stand) in enumerate(rounds, 1):
         asked.clear()
-        drafted, q = parts(propose(list(text), gamma, None), "drafted", "q")
+        before = list(text)
+        drafted, q = parts(propose(text, gamma, None), "drafted", "q")
         with case(f"round {number} of a text, gamma is {gamma} and {history}"):
+            same("the caller's list of tokens", text, before)
             same("the number of drafts asked for", sum(asked), wanted)
             sent = len(drafted), len(q)
             same("the numbers of drafts and rows sent on", sent, (min(wanted, gives),) * 2, {
@@ -262,13 +267,15 @@ def check_two(answer, p, q):
 
     def write(choose):
         drafted = choose(torch.stack([q, q]))
-        result = answer(torch.stack([p, *after[drafted]]), q, drafted, choose)
-        which, token = parts(result, "which", "token")
+        rows = torch.stack([p, *after[drafted]])
+        which, token = parts(on_copies(answer, rows, q, drafted, choose), "which", "token")
+        require(type(which) is int and type(token) is int, f"which is {kind(which)} and token "
+                f"{kind(token)}; right are two ints")
         require(which in (0, 1, 2), f"which is {which}; right is 1 or 2 for the candidate that "
                 "stands, and 0 for none")
         if which:
-            return int(which), (drafted[int(which) - 1].item(), int(token))
-        return 0, (int(token), choose(after[int(token)]).item())
+            return which, (drafted[which - 1].item(), token)
+        return 0, (token, choose(after[token]).item())
 
     stands, texts, left = [0.0] * 3, {}, (p - q).clamp(min=0)
     for (which, text), weight in law(write).items():
@@ -288,6 +295,7 @@ def check_two(answer, p, q):
 def check_early_exit(answer):
     """The target's own layers, a head that has learnt, and a target that is as it was before."""
     target, before = (random_gpt(6, n_layer=3, seed=2) for _ in range(2))
+    target.norm.bias.requires_grad_(False)  # as somebody may have left it
     windows = (random_table(32, 9) * 1e6).long() % 6  # (B, T+1)
     draft = answer(target, 1, windows)
     same("the number of the draft's blocks", len(draft.blocks), 1)
@@ -301,7 +309,9 @@ def check_early_exit(answer):
     same("config of the target", target.config, before.config)
     for (name, weight), old in zip(target.named_parameters(), before.parameters()):
         require(torch.equal(weight, old), f"the target's weights {name} have moved")
-        require(weight.requires_grad, f"the target's weights {name} are left frozen")
+        frozen = name == "norm.bias"
+        require(weight.requires_grad != frozen, f"the target's weights {name} "
+                + ("were frozen and are not" if frozen else "are left frozen"))
         require(weight.grad is None, f"a gradient is left on the target's weights {name}: whoever "
                 "trains it next would add to that")
     check_head(draft, before, windows)
@@ -344,6 +354,10 @@ def check_distill(answer):
         require(abs(came - right) < 1e-6, f"the draft trained for {loss} reaches {came:.7f} of it "
                 f"on average; right is {right:.7f}, where 300 steps of Adam take it from zeros, "
                 "with learning rate 0.05")
+    with case("forward KL, where p has zeros"):
+        q = answer(warp(p.log(), top_k=4), contexts, "forward KL")
+        require(not q.isnan().any(), "q is NaN: where p is 0 its part of the loss is 0, and so is "
+                "the gradient of that")
 
 
 # ---------------------------------------------------------------- 10. a batch of texts
@@ -363,6 +377,9 @@ def check_speculative_batch(answer):
             "accepted")
     require(rows == right_rows, f"these passes read {rows} rows of ids in all; right is "
             f"{right_rows}: a text that is complete takes no part any more")
+    came = batch(answer, target, two_drafters(), [[0, 1], [1]], 0, *rest[2:])
+    same("with max_new 0 (the new tokens of two texts, passes of the target, rows read)", came,
+         ((), (), 0, 0))
     two = [[0, 1], [1]], 3, 2, functools.partial(warp, temperature=1.5)
     check_law(law(lambda choose: batch(answer, TARGET, two_drafters(), *two, choose)),
               law(lambda choose: one_by_one(TARGET, two_drafters(), *two, choose)),

@@ -47,9 +47,9 @@ def one_sided_top_p(p, q, top_p):
 
     Seam: warp(logits, top_p=...), whose output is meant to be both what is drawn from and what is
     scored. Here a draft is drawn from warp(q.log(), top_p=top_p), while verify_token is given q.
-    Write: for p and q of shape (V,) without zeros, return three things about the first token of a
-    round with gamma 1: its law (V,); the total variation distance of that law from p, a float; and
-    the set of ids that gain, being likelier than in p by more than 1e-9.
+    Write: for p and q of shape (V,) without zeros, which may be equal, return three things about
+    the first token of a round with gamma 1: its law (V,); the total variation distance of that law
+    from p, a float; and the set of ids that gain, being likelier than in p by more than 1e-9.
     Observe: call it with p = (.6, .3, .1), q = (.3, .5, .2) and a top_p of .3, .6 and 1. Do all
     tokens that the filter kept gain? Can one gain that it dropped? Then put the filtered q in both
     places: the law is p again, though q is narrower.
@@ -87,7 +87,7 @@ def adaptive(propose):
     any other, one fewer than it had, but at least 1. (After a round without drafts both say 1.)
     What a round had is what the drafter inside gave, which can be fewer than it was asked for.
     Never ask it for more than gamma. Two texts may be written in turn, each with a drafter of its
-    own.
+    own. The list of tokens is the loop's, and grows: keep its length, not the list.
     Observe: compare the bench of --drafter adaptive --gamma 12 with that of --drafter model. The
     law is kept, since the length is settled before the tokens are drawn. Drop a draft AFTER seeing
     it, say where its q(x) is below .5, and it is lost: see bias(lambda: YOUR_DRAFTER). Yet to stop
@@ -149,11 +149,11 @@ def verify_two(p, q, drafted, choose):
     bonus drawn from row `which`; or which is 0 and token the correction. The token rule tests the
     first. Once it is rejected, what is left to cover is not p any more: by what distribution is the
     second judged, with a coin of its own, and what is the correction drawn from when both fail?
-    `residual` in sampling.py is all it takes.
+    `residual` in sampling.py is all it takes. Write into none of the arguments.
     Observe: with p = (.6, .3, .1) and q = (.3, .5, .2) one draft stands with probability .7. With
     which do two? `expectation` tells, of a program that draws both and calls your rule. And with
     q = p, and with a one-hot q? The loop in specdec.py feeds one run of tokens, and so has no row
-    2: what would its cache and its attention need for two branches in one pass?
+    2: what would its cache, its attention and its token shift need for two branches in one pass?
     Read: 2305.09781 (SpecInfer), multi-step speculative sampling; 2310.15141 (SpecTr).
     """
     raise NotImplementedError
@@ -190,7 +190,8 @@ def distill(p, contexts, loss):
     (D, V): q = softmax(contexts @ W), with contexts (N, D) and D too small to reach p.
     Write: train W from zeros, 300 steps of Adam with learning rate 0.05, on the mean over contexts
     of the loss named: "forward KL", Σ p log(p/q); "reverse KL", Σ q log(q/p); or "total variation",
-    1 - Σ min(p, q). Return q (N, V) of the last W, detached.
+    1 - Σ min(p, q). With forward KL p may have zeros: such a token adds 0 to the loss. Return q
+    (N, V) of the last W, detached.
     Observe: the third is the game of speculative decoding. Print the rows of the three q beside
     those of p: which loss spreads q over all that p does, and which gathers it on a few tokens?
     Give p a zero, as a top-k does: which loss is infinite? Then change the loss in train_tiny.py,

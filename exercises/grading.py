@@ -83,6 +83,15 @@ def is_tensor(name, value, shape, dtype):
             f"{shape} in {dtype}" + ": torch.tensor(n, device=p.device) makes one" * (name == "n"))
 
 
+def on_copies(answer, *arguments):
+    """What an answer gives for copies of its arguments. Failure where it writes into one."""
+    copies = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
+    result = answer(*copies)
+    for number, (copy, one) in enumerate(zip(copies, arguments), 1):
+        require(copy is one or torch.equal(copy, one), f"it writes into its argument {number}")
+    return result
+
+
 @contextlib.contextmanager
 def case(words):
     """Around a part of a check: these words stand before what fails in it."""

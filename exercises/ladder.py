@@ -43,8 +43,8 @@ def verify_token(p, q, drafted, choose):
     drawn from the residual of the two rows at that place. If all stand, or k is 0, it is the bonus,
     drawn from the last row of p.
 
-    Loops over drafts are fine. Return tensors of shape (): torch.tensor(n, device=p.device), and a
-    token as choose gives it.
+    Loops over drafts are fine. Write into none of the arguments. Return tensors of shape ():
+    torch.tensor(n, device=p.device), and a token as choose gives it.
     """
     raise NotImplementedError
 

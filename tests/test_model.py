@@ -19,8 +19,8 @@ def ids_of(tokens):
 
 def logits_by_hand(model, tokens):
     """The forward pass written out, a token and a head at a time. Logits (T, V)."""
-    own, hints = model.embed.weight.chunk(2, dim=-1)  # (V, C) each
-    x = [own[token] + (hints[tokens[i - 1]] if i else 0) for i, token in enumerate(tokens)]
+    own, for_next = model.embed.weight.chunk(2, dim=-1)  # (V, C) each
+    x = [own[token] + (for_next[tokens[i - 1]] if i else 0) for i, token in enumerate(tokens)]
     for block in model.blocks:
         parts = [block.qkv(block.norm_1(one)).view(3, block.n_head, -1) for one in x]  # (3, nh, hs)
         for i in range(len(x)):

@@ -135,7 +135,7 @@ def distill(p, contexts, loss):
     optimizer = torch.optim.Adam([W], lr=0.05)
     for _ in range(300):
         q = (contexts @ W).softmax(-1)  # (N, V)
-        losses = {"forward KL": (p * (p / q).log()).sum(-1),
+        losses = {"forward KL": (-torch.special.entr(p) - p * q.log()).sum(-1),
                   "reverse KL": (q * (q / p).log()).sum(-1),
                   "total variation": 1 - torch.minimum(p, q).sum(-1)}
         optimizer.zero_grad()

@@ -12,6 +12,11 @@ STAND = "none, candidate 1 and candidate 2 stand with the probabilities"
 FROM_1 = ("return which, choose(p[which]).item()\n        left = residual(left, q)\n"
           "    return 0,")
 LINE = "least sum of squares"
+LENGTH = ("len(tokens) - before == had + 1  # the target adds one of its own\n"
+          "            wanted = had + 1 if all_stood else max(1, had - 1)\n"
+          "        drafted, q = propose(tokens, min(wanted, gamma), choose)\n"
+          "        before, had = len(tokens)")
+WRITES = "it writes into its argument"
 
 WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
     "verify_match": [
@@ -30,6 +35,7 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("choose(p)", "torch.multinomial(p, 1)[:, 0]", "draw with choose"),
         ("return n, own[n]", "return n, own[int(n[None][:len(drafted)])]", "it crashes"),
         ("return n, own[n]", "return n.clamp(max=3), own[n]", PROBABILITY),
+        ("return n, own[n]", "drafted.zero_()\n    return n, own[n]", WRITES),
     ],
     "one_sided_top_p": [
         ("(p / q).clamp", "(p / drawn).clamp", "the first token"),
@@ -43,6 +49,9 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("gain > 1e-9", "gain > 0", "the set of those that gain"),
         ("(gain > 1e-9)", "(drawn > 0)", "the set of those that gain"),
         ("return law, ", "return ", "right is (law, distance, gainers)"),
+        (".sum().item() / 2", ".sum() / 2", "no float"),
+        ("residual(p, q)", "(left := (p - q).clamp(min=0)) / left.sum()",
+         "the law of the first token is [nan nan nan]"),
     ],
     "fit": [
         ('sum(row["accepted"] for row in rows) / sum(row["tested"] for row in rows)',
@@ -59,6 +68,8 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("    speedups = [1.0]", "    v = max(v, 1.0)\n    speedups = [1.0]", LINE),
         ("gamma, c, v))", "gamma, c, 1.0))", "gamma is 7; right is 10"),
         ("range(1, 21)", "range(1, 20)", "gamma is 19; right is 20"),
+        ("expected_tokens(alpha, gamma)", "(1 - alpha ** (gamma + 1)) / (1 - alpha)",
+         "it crashes: ZeroDivisionError"),
         ("gamma, c, v))", "gamma, c, max(v, 1.0)))", "gamma is 0; right is 1"),
         ("gamma, c, v))", "gamma, max(c, 0.0), v))", "gamma is 0; right is 20"),
         ("    speedups = [1.0]  # of gamma 0, plain decoding\n    for gamma in range(1, 21)",
@@ -80,6 +91,8 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
          "            drafted, q = drafted[:-1], q[:-1]\n        before, had = ", "biases the law"),
         ("max(1, had - 1)", "max(0, had - 1)", "of the 1 drafts before 0 stood"),
         ("== had + 1  #", "== had  #", "round 2 of a text"),
+        (LENGTH, LENGTH.replace("- before", "- len(before)").replace("= len(tokens)", "= tokens"),
+         "round 2 of a text"),  # the loop's own list, which grows
         ("max(1, had - 1)", "1", "of the 3 drafts before 1 stood"),
         ("max(1, had - 1)", "max(1, len(tokens) - before - 1)", "of the 3 drafts before 1 stood"),
         ("None, 0, 1\n", "None, 0, 100\n", "round 1 of a text"),
@@ -140,6 +153,8 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("return 0, choose(left)", "return 0, choose(p[0])", LAW),
         ("return 0, choose(left)", "return 0, choose(residual(p[0], 2 * q))", LAW),
         ("(1, 2):", "(1,):", STAND),
+        ("left = residual(left, q)", "left.copy_(residual(left, q))", WRITES),
+        (".item()", "", "right are two ints"),
         ("choose(p[which])", "choose(p[1])", LAW),
         ("choose(p[which])", "choose(p[which - 1])", LAW),
         ("    left = p[0]", "    drafted = drafted[(p[0] / q)[drafted].argsort(descending=True)]\n"
@@ -166,11 +181,13 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("    return draft", "    target.config.n_layer = n_layer\n    return draft",
          "config of the target is"),
         ("    return draft", "    target.requires_grad_(False)\n    return draft", "left frozen"),
+        ("    return draft", "    target.requires_grad_()\n    return draft", "were frozen and"),
         ("backward(inputs=weights)", "backward()", "a gradient is left"),
         ("target.blocks[:n_layer]", "__import__('copy').deepcopy(target.blocks[:n_layer])",
          "the same object, not a copy"),
         ("target.blocks[:n_layer]", "target.blocks[-n_layer:]", "the same object, not a copy"),
-        ("weights = [draft.unembed.weight]", "weights = list(draft.parameters())", "have moved"),
+        ("[draft.unembed.weight]", "[w for w in draft.parameters() if w.requires_grad]",
+         "have moved"),
         ("    draft.unembed.load_state_dict(target.unembed.state_dict())",
          "    draft.unembed = target.unembed", "head must be its own"),
         ("target.embed, target.norm", "target.embed, draft.norm", "norm must be the target's"),
@@ -182,8 +199,8 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
         ("lr=0.05", "lr=0.01", TRAINED),
         ("optimizer = ", "W.data[0, 0] += 1\n    optimizer = ", TRAINED),
         ("optim.Adam", "optim.SGD", "than the one trained"),
-        ('"forward KL": (p * (p / q).log())', '"forward KL": (q * (q / p).log())',
-         "than the one trained"),
+        ("-torch.special.entr(p) - p * q.log()", "q * (q / p).log()", "than the one trained"),
+        ("-torch.special.entr(p) - p * q.log()", "p * (p / q).log()", "q is NaN: where p is 0"),
         ("1 - torch.minimum(p, q).sum(-1)", "((p - q) ** 2).sum(-1)",
          "trained for total variation reaches"),
         ("losses[loss]", 'losses["forward KL"]', "trained for reverse KL has more of it"),
@@ -219,6 +236,7 @@ WRONG = {  # exercise: [(old lines, new lines, words of the failure)]
          "            token = choose(judges[n])", "two texts in a batch"),
         ("[list(text) for text in texts], [len", "texts, [len", "have been changed"),
         ("text[len(given):] for", "text for", "new tokens of three texts"),
+        ("text[len(given):] for", "text[-max_new:] for", "with max_new 0"),
         ("proposes[i](whole[i]", "proposes[open_texts.index(i)](whole[i]", "for another text"),
         ("        for i, p_of_text, ids, (drafted, q) in zip(open_texts, p, rows, drafts):\n",
          "        for i, p_of_text, ids, (drafted, q) in zip(open_texts, p, rows, drafts):\n"
