@@ -249,6 +249,7 @@ def draft(drafter, text, gamma, choose, right):
 def check_reading(answer):
     """What the model reads in six calls, from the text as it grows."""
     model = Reader(2, 3)
+    draft(answer(model, warp), [2, 1, 1], 2, likeliest, 2)  # another text, of which nothing is left
     drafter, text, held, drafts = answer(model, warp), [2, 0, 1], 0, []
     for when, stands in [("in its first call", 0), ("after two accepted drafts", 2),
                          ("after one accepted draft of two", 1), ("after two rejected drafts", 0)]:

@@ -56,7 +56,7 @@ def parser_of(description, arguments, prompt=True):
     if prompt:
         add("prompt", nargs="?", help="text to continue (default: held-out text)")
         add("--max-new", type=int, metavar="N", help="tokens to write (default %(default)s)")
-    add("--gamma", type=int, metavar="N", help="drafts a round (default 4; of the bench, eight)")
+    add("--gamma", type=int, metavar="N", help="drafts a round (default 4; of the bench, nine)")
     add("--temperature", type=float, metavar="T", help="0 is greedy (default 1)")
     add("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
     add("--top-p", type=float, metavar="P", help="keep the fewest likeliest that add up to P")

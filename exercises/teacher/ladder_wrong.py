@@ -124,6 +124,8 @@ WRONG = {  # step: [(old lines, new lines, words of the failure)]
         ("q, row[None]", "q, torch.eye(vocab_size, dtype=row.dtype)[x][None]",
          "not one-hot"),
         ("min(gamma, room)", "gamma", "do not fit the context"),
+        ("model.new_cache()", "vars(model).setdefault('kept', model.new_cache())",
+         "was it rolled back?"),
         ("min(gamma, room)", "min(gamma, room, vocab_size)", "right is a tensor of shape (4,)"),
         ("return drafted, q", "self.cache.length *= gamma > 0\n        return drafted, q",
          "in the next call after it"),
