@@ -78,8 +78,6 @@ class Block(nn.Module):
         queries, keys, values = (part.view(B, T, self.n_head, -1).transpose(1, 2) for part in parts)
         if cache is not None:
             keys, values = cache.append(self.layer, keys, values)  # now of all the text
-            # Another kernel for a mask of four dimensions: 20% faster for one text, not for many.
-            bias = bias[None]
         y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)  # (B, nh, T, hs)
         x = x + self.attn_out(y.transpose(1, 2).flatten(2))  # (B, T, C)
         # Squared ReLU (So et al. 2021): .03 bits/byte less than with GELU after 2.5 minutes.
@@ -117,6 +115,8 @@ class GPT(nn.Module):
         if end > self.config.context:
             raise ValueError(f"{end} tokens do not fit the context of {self.config.context}")
         bias = self.bias[:, start:end, :end]  # (nh, T, end)
+        # Another kernel for a mask of four dimensions: 20% faster for one text, not for many.
+        bias = bias if cache is None else bias[None]
         # Token shift: x also tells which token came before. So even one layer can find where the
         # last token stood earlier, and copy what followed (induction: Olsson et al. 2022).
         x, for_next = self.embed(ids).chunk(2, dim=-1)  # (B, T, C) each

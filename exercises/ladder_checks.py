@@ -98,8 +98,8 @@ def check_rule(answer, p, q, runs):
 
 def run_rule(answer, p, q, drafted, choose):
     """(n, token) as numbers, after a look at what they are."""
-    given = p, q, torch.tensor(drafted, dtype=torch.long, device=DEVICE)
-    result = parts(on_copies(answer, *given, choose), "n", "token")
+    ids = torch.tensor(drafted, dtype=torch.long, device=DEVICE)  # (k,)
+    result = parts(on_copies(answer, p, q, ids, choose), "n", "token")
     for name, value in zip(("n", "token"), result):
         is_tensor(name, value, (), torch.long)
     return tuple(map(int, result))

@@ -10,7 +10,7 @@ from programs.options import about, clear_errors, parser_of, prepared, write_jso
 from sampling import seeded
 from variants import DRAFTERS
 
-GAMMAS = (1, 2, 4, 6, 8, 12, 16, 24, 32)  # to where the speedup falls again
+GAMMAS = (1, 2, 4, 6, 8, 12, 16, 24, 32)  # at T=1 to where the speedup falls again
 
 
 def expected_tokens(alpha, gamma):
