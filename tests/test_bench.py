@@ -124,3 +124,15 @@ def test_screen_and_file_show_the_same_figures_of_what_is_asked_for(
     assert out.endswith(f"best gamma: {best['gamma']} ({best['speedup']:.2f}x)\n")
     assert "target in float64" in figures["machine"] and figures["pair"] == about(pair)["pair"]
     assert figures["pair"] in out and figures["machine"] in out
+
+
+def test_the_best_gamma_is_the_fastest_one_that_was_measured_whatever_was_predicted(
+        monkeypatch, capsys):
+    columns = ("tokens_per_pass", "acceptance", "c", "v", "plain_tokens_per_s",
+               "speculative_tokens_per_s", "speedup_min", "speedup_max")
+    rows = {gamma: {**dict.fromkeys(columns, 1.0), "gamma": gamma, "eq1": None,
+                    "speedup": speedup, "predicted": predicted}
+            for gamma, speedup, predicted in ((1, 1.5, 3.0), (2, 2.5, 2.0), (3, 2.0, 4.0))}
+    monkeypatch.setattr(bench, "measure", lambda pair, prompts, settings, now: rows[settings.gamma])
+    bench.table(SimpleNamespace(prompts=[]), Settings(8), rows, None)
+    assert capsys.readouterr().out.endswith("best gamma: 2 (2.50x)\n")

@@ -45,6 +45,15 @@ def test_the_forward_pass_is_the_one_written_out_by_hand():
             assert (model.train(training)(ids_of(text))[0] - by_hand).abs().max() < 1e-10
 
 
+def test_gradients_are_those_of_the_pass_written_out_by_hand():
+    """So every weight learns, also what a token leaves for the next one."""
+    model, text = random_gpt(vocab_size=9, n_layer=2), [3, 1, 4, 1, 5, 0, 2, 6]
+    gradients = [torch.autograd.grad(logits.square().sum(), list(model.parameters()))
+                 for logits in (model(ids_of(text))[0], logits_by_hand(model, text))]
+    for came, by_hand in zip(*gradients):
+        assert torch.allclose(came, by_hand, rtol=1e-8, atol=1e-8) and by_hand.any()
+
+
 def test_the_bias_is_minus_a_slope_times_the_distance():
     """With two heads the slopes are 2^-4 and 2^-8 (Press et al. 2022). No distance is rounded."""
     bias = attention_bias(2, 300)
@@ -55,6 +64,16 @@ def test_the_bias_is_minus_a_slope_times_the_distance():
 
 
 # ---------------------------------------------------------------- the cache
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64), ids=str)
+@torch.inference_mode()
+def test_a_cache_is_in_the_number_format_and_on_the_device_of_its_model(dtype):
+    model = random_gpt(dtype=dtype)
+    cache = model.new_cache()
+    assert model(ids_of([1, 2]), cache).dtype == dtype
+    for part in (*cache.keys, *cache.values, cache.shifted):
+        assert (part.dtype, part.device) == (dtype, model.device)
+
 
 MODEL = random_gpt(vocab_size=5, n_layer=2, context=20)
 
